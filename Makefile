@@ -1,0 +1,68 @@
+# Two commands do everything: `make book` builds the site, `make test` proves it.
+# Each makes its own environment from a hashed lock. PYTHON=python3.12 chooses
+# the interpreter; MESHBOOK_SIZE and MESHBOOK_DATA pass through to the chapters.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+START := .venv-start
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+export UV_PYTHON_DOWNLOADS := never
+export UV_LINK_MODE ?= copy
+
+.PHONY: help start book test serve sync data bench lock clean
+help:
+	@sed -n 's/^\([a-z]*\):.*## /make \1: /p' Makefile
+
+start: $(START)/installed-$(VERSION)  ## the preface alone, on the terminal
+	@$(START)/bin/python book/_ext/run_chapter.py book/start-here.md
+
+book: $(VENV)/installed-$(VERSION)  ## execute every chapter, build the site
+	@rm -rf _build/.doctrees _build/html
+	@$(BIN)/jupyter-book build . -q -n -W --keep-going
+	@echo "The book is at $(CURDIR)/_build/html/index.html"
+
+test: $(VENV)/installed-$(VERSION)  ## all tests; the chapters at the size "test"
+	MESHBOOK_SIZE=test $(BIN)/python -m pytest --nbmake tests notebooks
+
+serve:  ## the built site on http://127.0.0.1:8000, for this machine only
+	$(PYTHON) -m http.server 8000 --bind 127.0.0.1 --directory _build/html
+
+sync: $(VENV)/installed-$(VERSION)  ## write notebooks/ from book/
+	@$(BIN)/python book/_ext/notebooks.py
+
+data: $(VENV)/installed-$(VERSION)  ## download CIFAR-10 into MESHBOOK_DATA, or data/
+	@$(BIN)/python -m meshbook.images "$(or $(MESHBOOK_DATA),data)"
+
+bench: $(VENV)/installed-$(VERSION)  ## every benchmark, into results/
+	@$(BIN)/python -m benchmarks
+
+LOCK = $(BIN)/uv pip compile -q --universal --python-version 3.11 --upgrade \
+	--generate-hashes --no-emit-index-url --custom-compile-command "make lock"
+lock: $(VENV)/installed-$(VERSION)  ## resolve the requirements again
+	$(LOCK) requirements-dev.txt -o requirements.lock
+	$(LOCK) requirements-start.txt -c requirements.lock -o requirements-start.lock
+	echo uv | $(LOCK) - -o requirements-uv.lock
+
+clean:  ## remove what was built, and the environments
+	rm -rf _build .venv .venv-start *.egg-info
+
+$(VENV)/installed-$(VERSION): requirements.lock pyproject.toml
+	@$(call environment,$(VENV),requirements.lock)
+	@$(BIN)/uv pip install -q --python $(BIN)/python --no-deps \
+		--no-build-isolation --editable .
+	@touch $@
+
+$(START)/installed-$(VERSION): requirements-start.lock
+	@$(call environment,$(START),requirements-start.lock)
+	@touch $@
+
+# Nothing is installed whose hash is not in a lock, uv itself included.
+define environment
+$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else \
+	"The book needs Python 3.11 to 3.13, and $(PYTHON) is $(VERSION): try make PYTHON=python3.12")'
+echo "Installing $(2) into $(1) ..."
+$(PYTHON) -m venv --clear $(1)
+$(1)/bin/python -m pip install -q --disable-pip-version-check \
+	--require-hashes -r requirements-uv.lock
+$(1)/bin/uv pip install -q --python $(1)/bin/python --require-hashes -r $(2)
+endef

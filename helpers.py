@@ -1,0 +1,120 @@
+"""What every chapter imports: devices to work on, sizes, and a way to show code."""
+
+import difflib
+import inspect
+import logging
+import os
+from importlib.metadata import version
+
+# Set before JAX is imported: its C++ side reads it once.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import jax
+from jax.extend import backend
+
+SIZES = ("full", "laptop", "test")
+# Eight simulated devices on two cores may keep each other waiting for long.
+PATIENCE = " ".join(
+    f"--xla_cpu_collective_call_{what}_timeout_seconds=1200"
+    for what in ("terminate", "warn_stuck")
+)
+
+
+def start(devices=8):
+    """Give this process at least `devices` devices, and say in one line what it has.
+
+    Accelerators are used when there are enough of them; otherwise the devices are
+    simulated on the CPU. Returns the list of devices. Call it before any other JAX
+    operation. Raises RuntimeError where JAX already runs with fewer devices, and
+    ValueError for an unknown MESHBOOK_SIZE.
+    """
+    _quiet()
+    _simulate(devices)
+    found = jax.devices()
+    if len(found) < devices and found[0].platform != "cpu":
+        jax.config.update("jax_platforms", "cpu")
+        backend.clear_backends()
+        found = jax.devices()
+    if len(found) < devices:
+        raise RuntimeError(
+            f"start({devices}) needs {devices} devices, but JAX already runs with "
+            f"{len(found)} ({found[0].platform}): restart the kernel and call "
+            "start() before any other JAX operation"
+        )
+    print(_summary(found))
+    return found
+
+
+def sized(full, *, laptop, test):
+    """Return the value for this run's size: `full`, `laptop` or `test`.
+
+    MESHBOOK_SIZE chooses. Without it the size is full on accelerators, and laptop
+    on CPU devices. Raises ValueError for any other MESHBOOK_SIZE.
+    """
+    return {"full": full, "laptop": laptop, "test": test}[_size()]
+
+
+def show(obj, against=None):
+    """Return the source of a function or class as a Markdown code fence.
+
+    With `against`, another function or class, the fence is the diff from it to `obj`.
+    """
+    after = inspect.getsource(obj)
+    if against is None:
+        return Fence("python", after)
+    before = inspect.getsource(against)
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=2, lineterm="")
+    return Fence("diff", "\n".join(list(lines)[2:]))
+
+
+class Fence:
+    """A fenced block of code, which notebooks render as Markdown."""
+
+    def __init__(self, language, code):
+        self.language = language
+        self.code = code.rstrip()
+
+    def _repr_markdown_(self):
+        return f"```{self.language}\n{self.code}\n```"
+
+    def __repr__(self):
+        return self.code
+
+
+def _quiet():
+    """Keep JAX's notices about absent hardware out of the pages."""
+    for name in ("jax", "absl", "orbax"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _simulate(devices):
+    """Ask for simulated CPU devices, unless JAX has started already."""
+    if "xla_cpu_collective_call" not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {PATIENCE}".strip()
+    if jax.config.jax_num_cpu_devices >= devices:
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", devices)
+    except RuntimeError:
+        pass  # it has started: start() counts what it has
+
+
+def _size():
+    """The size of this run, one of SIZES."""
+    default = "laptop" if jax.default_backend() == "cpu" else "full"
+    size = os.environ.get("MESHBOOK_SIZE") or default
+    if size not in SIZES:
+        raise ValueError(f"MESHBOOK_SIZE is {size!r}; expected one of {', '.join(SIZES)}")
+    return size
+
+
+def _summary(found):
+    """One line: versions, devices, size, data."""
+    kind = "simulated CPU" if found[0].platform == "cpu" else found[0].device_kind
+    data = os.environ.get("MESHBOOK_DATA")
+    return " · ".join([
+        f"jax {version('jax')}, flax {version('flax')}",
+        f"{len(found)} {kind} devices",
+        f"size {_size()}",
+        f"data {os.path.basename(os.path.normpath(data))}" if data else "data embedded",
+    ])
