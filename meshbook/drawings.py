@@ -27,7 +27,8 @@ class Drawing(svg.Picture):
 
 def drawn_tiles(html):
     """[(device id, index, fill)] of every coloured tile in the picture, from its attributes."""
-    found = re.findall(r'<rect [^>]*?fill="([^"]*)"[^>]*? data-device="(\d+)" data-index="([^"]*)"', html)
+    pattern = r'<(?:rect|circle) [^>]*fill="([^"]*)" data-device="(\d+)" data-index="([^"]*)"'
+    found = re.findall(pattern, html)
     return [(int(device), parse_index(index), fill) for fill, device, index in found]
 
 
@@ -72,10 +73,14 @@ def assert_tiles(drawing, array):
 
 
 def letters_of(name, rank):
-    """The axis letters at the end of a tensor's name (`w_DF` → D, F), else `axis 0`, `axis 1`."""
-    suffix = (name or "").rpartition("_")[2] if "_" in (name or "") else ""
-    if len(suffix) == rank and suffix.isalpha():
-        return tuple(suffix.upper())
+    """The axis letters in a name, `w_DF` or `w[D, F]`: D, F; else `axis 0`, `axis 1`."""
+    inside = re.fullmatch(r".*\[(.*)\]", name or "")
+    if inside:
+        letters = [part.strip().partition("_")[0] for part in inside[1].split(",")]
+    else:
+        letters = list((name or "").rpartition("_")[2]) if "_" in (name or "") else []
+    if len(letters) == rank and all(letter.isalpha() for letter in letters):
+        return tuple(letter.upper() for letter in letters)
     return tuple(f"axis {i}" for i in range(rank))
 
 
@@ -110,14 +115,14 @@ def spans(axes, shape, tiles, length):
 
 
 def chip_grid(count, width, height):
-    """(columns, rows) of equal chips that keep `count` of them most nearly square in the box."""
-    def flatness(columns):
+    """(columns, rows, pitch) of the largest round chips, `count` of them, that fit the box."""
+    options = []
+    for columns in range(1, count + 1):
         rows = -(-count // columns)
-        wide, high = width / columns, height / rows
-        return max(wide / high, high / wide)
-
-    columns = min(range(1, count + 1), key=flatness)
-    return columns, -(-count // columns)
+        holes = rows * columns - count
+        options.append((min(width / columns, height / rows, 26.0), -holes, columns, rows))
+    pitch, _, columns, rows = max(options)
+    return columns, rows, pitch
 
 
 def tile_shape(tile):
@@ -126,61 +131,66 @@ def tile_shape(tile):
     return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
 
 
-def chip(x, y, width, height, device, tile):
-    """One device's copy of a tile: its colour, its id, and its index for those who read on."""
-    fill = svg.device_colour(device)
-    hint = svg.element("title", f"device {device}: [{index_text(tile).replace(',', ', ')}]")
-    marks = {"data_device": str(device), "data_index": index_text(tile)}
-    box = svg.rectangle(x, y, width, height, fill=fill, body=hint, rx=2, **marks)
-    size = min(12.0, 0.75 * height, width / (0.7 * len(str(device))))
+def device_marks(device, tile):
+    """(hint, attributes) of a coloured shape: which device it is and which tile it holds."""
+    index = index_text(tile)
+    hint = svg.element("title", f"device {device}: [{index.replace(',', ', ')}]")
+    colour = svg.device_colour(device)
+    return hint, {"fill": colour, "data_device": str(device), "data_index": index}
+
+
+def device_label(x, y, device, size):
+    """The id of a device, centred at (x, y) on its colour; nothing where it would be too small."""
+    size = min(12.0, size / (0.62 * max(len(str(device)), 1.7)))
     if size < 5:
-        return box
-    return box + svg.text(x + width / 2, y + height / 2 + 0.36 * size, str(device), size, fill=svg.ink(fill))
+        return ""
+    return svg.text(x, y + 0.36 * size, str(device), size, fill=svg.ink(svg.device_colour(device)))
 
 
 def draw_tile(x, y, width, height, tile, devices):
     """A tile: filled by the one device that holds it, or framed around a chip for every copy."""
     if len(devices) == 1:
-        return chip(x, y, width, height, devices[0], tile)
-    frame = svg.rectangle(x, y, width, height, stroke="currentColor", rx=2, stroke_opacity=0.6)
-    pad, gap = min(4.0, 0.08 * min(width, height)), 2.0
-    columns, rows = chip_grid(len(devices), width, height)
-    wide = (width - 2 * pad - gap * (columns - 1)) / columns
-    high = (height - 2 * pad - gap * (rows - 1)) / rows
-    chips = [
-        chip(x + pad + i % columns * (wide + gap), y + pad + i // columns * (high + gap), wide, high, each, tile)
-        for i, each in enumerate(devices)
-    ]
-    return frame + "".join(chips)
+        hint, marks = device_marks(devices[0], tile)
+        box = svg.element("rect", hint, x=x, y=y, width=width, height=height, rx=2, **marks)
+        return box + device_label(x + width / 2, y + height / 2, devices[0], min(width, height))
+    parts = [svg.frame(x, y, width, height)]
+    columns, rows, pitch = chip_grid(len(devices), width - 6, height - 6)
+    for i, device in enumerate(devices):
+        row, column = divmod(i, columns)
+        in_row = min(columns, len(devices) - row * columns)
+        at = x + width / 2 + (column - (in_row - 1) / 2) * pitch
+        down = y + height / 2 + (row - (rows - 1) / 2) * pitch
+        hint, marks = device_marks(device, tile)
+        parts.append(svg.element("circle", hint, cx=at, cy=down, r=0.43 * pitch, **marks))
+        parts.append(device_label(at, down, device, 0.8 * pitch))
+    return "".join(parts)
 
 
 def box_size(shape, tiles, vertical, horizontal, limit):
     """(width, height) of the picture of the tiles: a matrix keeps its proportions within limits."""
-    def count(axes):
-        return len({tuple(tile[axis] for axis in axes) for tile in tiles})
-
-    copies = max(len(devices) for devices in tiles.values())
-    low = max(0.12 * limit, count(vertical) * 0.06 * limit + 4 * GAP * len(vertical))
+    parts = len({tuple(tile[axis] for axis in vertical) for tile in tiles})
+    copies = max(len(devices) for devices in tiles.values()) > 1
+    low = max(0.13 * limit, parts * (22.0 if copies else 17.0) + 4 * GAP * len(vertical))
     if not vertical:
-        return limit, low + (0.08 * limit if copies > 1 else 0)
-    if not horizontal or len(shape) != 2 or not all(shape):
-        return limit, max(low, 0.5 * limit)
+        return limit, low
+    if len(shape) != 2 or not all(shape):
+        return limit, max(low, 0.4 * limit)
     ratio = shape[0] / shape[1]
-    if ratio <= 1:
-        return limit, min(max(low, ratio * limit), limit)
-    return min(limit, max(0.5 * limit, 0.8 * limit / ratio)), max(low, 0.8 * limit)
+    high = 0.62 * limit
+    return min(limit, max(0.4 * limit, high / ratio)), max(low, min(high, ratio * limit))
 
 
 def axis_words(axes, letters, shape):
-    """`B = 64` or, for nested axes, `H = 8 · K = 16`."""
-    return " · ".join(f"{letters[axis]} = {shape[axis]:,}" for axis in axes)
+    """`B = 64` or, for nested axes, `H = 8 · K = 16`; without letters the sizes alone."""
+    names = [f"{letters[axis]} = " if letters else "" for axis in axes]
+    return " · ".join(f"{name}{shape[axis]:,}" for name, axis in zip(names, axes, strict=True))
 
 
 def panel(shape, tiles, letters, limit=290.0):
     """(SVG, width, height) of the tiles of an array, with the names and sizes of its axes."""
     vertical, horizontal = arrange(shape, tiles)
     width, height = box_size(shape, tiles, vertical, horizontal, limit)
-    left, top = (18.0 if vertical else 0.0), 15.0
+    left, top = (18.0 if vertical else 1.0), 15.0
     rows, columns = spans(vertical, shape, tiles, height), spans(horizontal, shape, tiles, width)
     rest = [axis for axis in range(len(shape)) if axis not in vertical]
     across = axis_words(horizontal or rest, letters, shape) or "one number"

@@ -66,6 +66,11 @@ def rectangle(x, y, width, height, fill="none", stroke="none", body="", **attrib
     return element("rect", body, **box, **attributes)
 
 
+def frame(x, y, width, height):
+    """A thin outline in the colour of the text."""
+    return rectangle(x, y, width, height, stroke="currentColor", rx=2, stroke_opacity=0.55)
+
+
 def line(x1, y1, x2, y2, width=1.0, **attributes):
     """One straight line in the colour of the text."""
     ends = {"x1": x1, "y1": y1, "x2": x2, "y2": y2, "stroke": "currentColor"}
