@@ -1,0 +1,222 @@
+"""A mesh of devices, and the table that says where every tensor lives.
+
+One model source runs on Explicit meshes, on Auto meshes and without a mesh.
+What differs between the three is in this module and nowhere else.
+"""
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+
+def make_mesh(shape, axis_names=("batch", "model"), axis_types=AxisType.Explicit):
+    """A mesh of the first devices, one name and one type an axis.
+
+    shape: devices along each axis; axis_types: one type for all axes, or one each.
+    Raises ValueError for a shape that does not fit its names or the devices.
+    """
+    if len(shape) != len(axis_names):
+        raise ValueError(
+            f"a mesh needs one name for each axis: got shape {tuple(shape)} "
+            f"and names {tuple(axis_names)}"
+        )
+    needed, devices = math.prod(shape), jax.devices()
+    if needed > len(devices) or needed < 1:
+        raise ValueError(
+            f"mesh {tuple(shape)} needs {needed} devices; JAX has {len(devices)} "
+            f"({devices[0].platform}). Before anything else runs, call "
+            f"helpers.start(devices={needed})"
+        )
+    if isinstance(axis_types, AxisType):
+        axis_types = (axis_types,) * len(shape)
+    return jax.make_mesh(
+        tuple(shape), tuple(axis_names), axis_types=axis_types, devices=devices[:needed]
+    )
+
+
+def on(mesh):
+    """The context in which PartitionSpecs mean axes of this mesh; None: no mesh."""
+    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
+
+
+def inside(mesh):
+    """The same while a function is traced: its arguments already live on the mesh."""
+    if mesh is None:
+        return contextlib.nullcontext()
+    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+
+
+def pin(x, spec):
+    """x with this layout: a change of type on an Explicit mesh, a constraint on Auto.
+
+    Without a mesh there is nothing to lay out, and x comes back as it is.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return x
+    if AxisType.Explicit in mesh.axis_types:
+        return jax.sharding.reshard(x, spec)
+    return jax.lax.with_sharding_constraint(x, spec)
+
+
+def reshape(x, shape, spec):
+    """x in another shape; on an Explicit mesh its new layout has to be said."""
+    if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
+        return jax.lax.reshape(x, shape, out_sharding=spec)
+    return pin(x.reshape(shape), spec)
+
+
+def place(batch, mesh):
+    """A dict of NumPy arrays onto the mesh, rows (B) split over its "batch" axis.
+
+    With several JAX processes each gives its own rows of the global batch.
+    Raises ValueError where the rows cannot be divided evenly.
+    """
+    if mesh is None:
+        return jax.device_put(batch)
+    if "batch" not in mesh.shape:
+        raise ValueError(f"place() splits rows over a mesh axis 'batch'; found {mesh.axis_names}")
+    ways, sharding = mesh.shape["batch"], NamedSharding(mesh, P("batch"))
+    for name, x in batch.items():
+        rows = np.shape(x)[0] * jax.process_count()
+        if rows % ways:
+            raise ValueError(
+                f"a batch of {rows} rows ({name!r}) does not divide over mesh axis "
+                f"'batch' of size {ways}: {rows} = {ways}·{rows // ways} + {rows % ways}"
+            )
+    if jax.process_count() == 1:
+        return jax.device_put(batch, sharding)
+    put = lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x))
+    return jax.tree.map(put, batch)
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """On which mesh axes every kind of tensor is split; a field is a tensor's letters.
+
+    B batch, T tokens, D embed, F hidden, H heads, K head size, C classes,
+    S the three of query, key and value, X the numbers in one patch.
+    Letters that begin with B are activations, the others are parameters.
+    A parameter that is split over "batch" is gathered just before it is used.
+    """
+
+    # activations
+    BTX: P = P()
+    BTD: P = P()
+    BD: P = P()
+    BTSHK: P = P()
+    BTHK: P = P()
+    BTF: P = P()
+    BC: P = P()
+    # parameters
+    XD: P = P()
+    TD: P = P()
+    D: P = P()
+    DSHK: P = P()
+    SHK: P = P()
+    HKD: P = P()
+    DF: P = P()
+    F: P = P()
+    FD: P = P()
+    DC: P = P()
+    C: P = P()
+
+    @classmethod
+    def none(cls):
+        """Nothing is split: the unsharded model."""
+        return cls()
+
+    @classmethod
+    def data_parallel(cls):
+        """Every device has all parameters and its own rows of the batch."""
+        rows = P("batch")
+        return cls(BTX=rows, BTD=rows, BD=rows, BTSHK=rows, BTHK=rows, BTF=rows, BC=rows)
+
+    @classmethod
+    def tensor_parallel(cls):
+        """Rows over "batch"; heads and hidden units over "model" (column, then row).
+
+        Source: Shoeybi et al. 2019, Megatron-LM, section 3.
+        """
+        return replace(
+            cls.data_parallel(),
+            BTSHK=P("batch", None, None, "model"),
+            BTHK=P("batch", None, "model"),
+            BTF=P("batch", None, "model"),
+            DSHK=P(None, None, "model"),
+            SHK=P(None, "model"),
+            HKD=P("model"),
+            DF=P(None, "model"),
+            F=P("model"),
+            FD=P("model"),
+        )
+
+    @classmethod
+    def fully_sharded(cls):
+        """Tensor parallel, and every D of a parameter is split over "batch" too.
+
+        Source: Rajbhandari et al. 2020, ZeRO, stage 3.
+        """
+        return replace(
+            cls.tensor_parallel(),
+            XD=P(None, "batch"),
+            TD=P(None, "batch"),
+            D=P("batch"),
+            DSHK=P("batch", None, "model"),
+            HKD=P("model", None, "batch"),
+            DF=P("batch", "model"),
+            FD=P("model", "batch"),
+            DC=P("batch"),
+        )
+
+    def spec(self, letters):
+        """Where the tensor of these letters is stored; KeyError for unknown letters."""
+        try:
+            return getattr(self, letters)
+        except AttributeError:
+            known = ", ".join(self.__dataclass_fields__)
+            raise KeyError(f"Sharding has no tensor {letters!r}; it has {known}") from None
+
+    def use(self, letters, x, dtype):
+        """A parameter as computation needs it: in dtype, and whole along "batch"."""
+        spec = self.spec(letters)
+        x = x.astype(dtype)
+        if not letters.startswith("B") and "batch" in spec:
+            x = pin(x, P(*(None if axis == "batch" else axis for axis in spec)))
+        return x
+
+    def einsum(self, pattern, x, w):
+        """einsum of an activation x and a parameter w; the letters say the layouts.
+
+        On an Explicit mesh the result's layout is part of its type; on Auto it is
+        a constraint; without a mesh it means nothing. w is cast to the dtype of x.
+        """
+        operands, out = pattern.split("->")
+        w = self.use(operands.split(",")[1], w, x.dtype)
+        mesh, spec = jax.sharding.get_abstract_mesh(), self.spec(out)
+        if AxisType.Explicit in mesh.axis_types:
+            return jnp.einsum(pattern, x, w, out_sharding=spec)
+        return pin(jnp.einsum(pattern, x, w), spec)
+
+
+def check_split(letters, shape, spec, mesh=None):
+    """ValueError unless this mesh (default: the current one) can split the shape so."""
+    mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+    for letter, size, axis in zip(letters, shape, spec):
+        for name in (axis,) if isinstance(axis, str) else axis or ():
+            if name not in mesh.shape:
+                found = f"the mesh has {tuple(mesh.shape)}" if mesh.shape else "there is no mesh"
+                raise ValueError(
+                    f"{letters}{tuple(shape)} is to be split over mesh axis {name!r}, but {found}"
+                )
+            if size % mesh.shape[name]:
+                raise ValueError(
+                    f"{letters}{tuple(shape)}: {letter}={size} does not divide over mesh axis "
+                    f"{name!r} of size {mesh.shape[name]}"
+                )

@@ -1,0 +1,211 @@
+"""State, loss, one step, the loop: for any model that maps inputs to logits.
+
+A model is an `nnx.Module` called as `model(inputs, key=None)`: with a key it trains
+(dropout on), without one it evaluates. It is taken apart once, when the state is
+created; a step sees only nested dicts of arrays, so nothing walks an object tree.
+"""
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from flax.serialization import from_state_dict, to_state_dict
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+from meshbook.sharding import inside, on, pin, place
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """What a training run is besides its arrays: model, optimizer, mesh, layouts."""
+
+    graph: Any
+    variables: Any
+    optimizer: optax.GradientTransformation
+    mesh: jax.sharding.Mesh | None
+    prepare: Callable
+
+    def apply(self, params, inputs, key=None):
+        """The model's logits with these parameters; with a key, dropout is on."""
+        variables = jax.tree.map(lambda x: x, self.variables)
+        pure = from_state_dict(nnx.to_pure_dict(variables), params)
+        nnx.replace_by_pure_dict(variables, pure)
+        return nnx.merge(self.graph, variables)(inputs, key=key)
+
+    @property
+    def specs(self):
+        """The PartitionSpec of every parameter and of every optimizer leaf."""
+        params = nested(nnx.get_partition_spec(self.variables))
+        state = jax.eval_shape(self.optimizer.init, nested(self.variables))
+        moments = optax.tree_utils.tree_map_params(
+            self.optimizer, lambda _, spec: spec, state, params,
+            transform_non_params=lambda _: P(),
+        )
+        return params, to_state_dict(moments)
+
+    def update(self, grads, opt_state, params):
+        """The optimizer's step on nested dicts: (new parameters, new state)."""
+        empty = jax.eval_shape(self.optimizer.init, params)
+        old = from_state_dict(empty, opt_state)
+        updates, new = self.optimizer.update(grads, old, params)
+        return optax.apply_updates(params, updates), to_state_dict(new)
+
+
+def nested(variables):
+    """The values of an nnx.State as nested dicts with string keys."""
+    return to_state_dict(nnx.to_pure_dict(variables))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """A run's arrays, and the program that they belong to.
+
+    step: int32 scalar; params and opt_state: nested dicts of arrays.
+    """
+
+    step: jax.Array
+    params: dict
+    opt_state: dict
+    program: Program = field(metadata={"static": True})
+
+
+def as_it_is(inputs, key=None):
+    """The default `prepare`: inputs reach the model unchanged."""
+    return inputs
+
+
+def create_state(make_model, optimizer, mesh=None, prepare=as_it_is):
+    """Parameters and optimizer state, created directly where they will live.
+
+    make_model: a function without arguments that returns the nnx.Module; it is
+    traced, so no array is ever whole on one device first. prepare(inputs, key)
+    runs inside the step, before the model (key None: evaluation).
+    Raises ValueError for a model with variables that are not nnx.Param, and for
+    sizes that the mesh cannot divide.
+    """
+    with on(mesh):
+        graph, variables, rest = nnx.split(nnx.eval_shape(make_model), nnx.Param, ...)
+        if jax.tree.leaves(rest):
+            kinds = sorted({"/".join(map(str, p)) for p, _ in nnx.to_flat_state(rest)})
+            raise ValueError(
+                f"training carries nnx.Param only; this model also holds {', '.join(kinds)}. "
+                "Give it its keys when it is called: model(inputs, key=key)"
+            )
+        program = Program(graph, variables, optimizer, mesh, prepare)
+
+        def init():
+            params = nested(nnx.state(make_model(), nnx.Param))
+            opt_state = to_state_dict(optimizer.init(params))
+            return jnp.zeros((), jnp.int32), params, opt_state
+
+        layouts = None
+        if mesh is not None:
+            layouts = jax.tree.map(partial(NamedSharding, mesh), (P(), *program.specs))
+        return TrainState(*jax.jit(init, out_shardings=layouts)(), program)
+
+
+def loss_and_metrics(params, program, batch, key=None):
+    """Mean cross-entropy in nats, and the metrics of one batch.
+
+    batch: inputs (B, ...), labels (B, ...) integer, and optionally weight of the
+    same shape as labels (0 for padding). key None: evaluation.
+    """
+    keys = (None, None) if key is None else jax.random.split(key)
+    with jax.named_scope("prepare"):
+        inputs = program.prepare(batch["inputs"], keys[0])
+    logits = program.apply(params, inputs, keys[1]).astype(jnp.float32)
+    with jax.named_scope("loss"):
+        labels = batch["labels"]
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        right = (logits.argmax(-1) == labels).astype(jnp.float32)
+        mean = partial(weighted_mean, weight=batch.get("weight"))
+        loss = mean(losses)
+        return loss, {"loss": loss, "accuracy": mean(right)}
+
+
+def weighted_mean(x, weight=None):
+    """Mean of x; with weight (0 for padding), of what counts."""
+    return x.mean() if weight is None else (x * weight).sum() / weight.sum()
+
+
+def value_and_gradients(state, batch, key):
+    """((loss, metrics), gradients) of one training batch; the key is folded with step."""
+    key = jax.random.fold_in(key, state.step)
+    grad = jax.value_and_grad(loss_and_metrics, has_aux=True)
+    return grad(state.params, state.program, batch, key)
+
+
+@jax.jit
+def gradients(state, batch, key):
+    """The gradients that train_step would use, laid out like the parameters."""
+    with inside(state.program.mesh):
+        return value_and_gradients(state, batch, key)[1]
+
+
+@partial(jax.jit, donate_argnums=0)
+def train_step(state, batch, key):
+    """One step: (state, metrics). The old state's memory is given to the new one.
+
+    batch: a dict with inputs (B, ...) and labels (B, ...), on the state's mesh;
+    key: one for the whole run, the step number is folded in. metrics: loss
+    (nats) and accuracy, scalars on the devices.
+    """
+    with inside(state.program.mesh):
+        (_, metrics), grads = value_and_gradients(state, batch, key)
+        with jax.named_scope("update"):
+            new = state.program.update(grads, state.opt_state, state.params)
+            params, opt_state = jax.tree.map(pin, new, state.program.specs)
+        return replace(state, step=state.step + 1, params=params, opt_state=opt_state), metrics
+
+
+@jax.jit
+def evaluation_step(state, batch):
+    """Sums over one batch, dropout off: (loss, right answers, rows that count)."""
+    with inside(state.program.mesh):
+        _, metrics = loss_and_metrics(state.params, state.program, batch)
+        count = batch["weight"].sum()
+        return metrics["loss"] * count, metrics["accuracy"] * count, count
+
+
+def evaluate(state, batches):
+    """Mean loss (nats) and accuracy over batches, with dropout and augmentation off.
+
+    A batch may carry weight (B,): 0 marks rows of padding. Raises ValueError
+    where there is no batch.
+    """
+    totals = None
+    for batch in batches:
+        weight = jnp.ones(batch["labels"].shape, jnp.float32)
+        batch = place({"weight": weight} | batch, state.program.mesh)
+        sums = evaluation_step(state, batch)
+        totals = sums if totals is None else jax.tree.map(jnp.add, totals, sums)
+    if totals is None:
+        raise ValueError("evaluate() needs at least one batch; the iterator was empty")
+    loss, right, count = map(float, totals)
+    return {"loss": loss / count, "accuracy": right / count}
+
+
+def fit(state, batches, key, on_step=None):
+    """Train on every batch: (state, history), history a list of dicts of floats.
+
+    on_step(state, metrics) is called after each step was dispatched; its metrics are
+    still on the devices. The loop itself reads them one step late, so that the host
+    never waits for the step that is running.
+    """
+    history, waiting = [], collections.deque()
+    for batch in batches:
+        state, metrics = train_step(state, place(batch, state.program.mesh), key)
+        waiting.append(metrics)
+        if on_step is not None:
+            on_step(state, metrics)
+        if len(waiting) > 1:
+            history.append(jax.tree.map(float, waiting.popleft()))
+    history += [jax.tree.map(float, metrics) for metrics in waiting]
+    return state, history

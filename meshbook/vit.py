@@ -1,0 +1,219 @@
+"""The vision transformer: images (B, 32, 32, 3) to logits (B, C).
+
+Source: Dosovitskiy et al. 2021, "An image is worth 16x16 words". One class, whatever
+the layout: where each tensor lives is said by the `Sharding` that it is given.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.nn import initializers as init
+
+from meshbook.sharding import Sharding, check_split, pin, reshape
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    """Sizes of a ViT; the defaults are those of the source's notebook.
+
+    image, patch: pixels along one side; embed D, hidden F, heads H, layers L;
+    dropout: share of hidden units dropped in training; dtype: of activations and
+    products; param_dtype: of parameters. Raises ValueError where sizes do not fit.
+    """
+
+    image: int = 32
+    patch: int = 4
+    classes: int = 10
+    embed: int = 384
+    hidden: int = 1536
+    heads: int = 8
+    layers: int = 6
+    dropout: float = 0.1
+    dtype: jnp.dtype = jnp.float32
+    param_dtype: jnp.dtype = jnp.float32
+
+    def __post_init__(self):
+        if self.image % self.patch:
+            raise ValueError(
+                f"an image of {self.image} pixels is not cut evenly by patches of {self.patch}"
+            )
+        if self.embed % self.heads:
+            raise ValueError(f"embed D={self.embed} does not divide into {self.heads} heads")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is a share in [0, 1); found {self.dropout}")
+
+    @property
+    def tokens(self):
+        """T: one token a patch, and the class token."""
+        return (self.image // self.patch) ** 2 + 1
+
+    @property
+    def head_size(self):
+        """K, so that H·K = D."""
+        return self.embed // self.heads
+
+
+def parameter(letters, shape, initializer, rngs, config, sharding):
+    """One parameter, created where the table says that it lives."""
+    spec = sharding.spec(letters)
+    check_split(letters, shape, spec)
+    value = initializer(rngs.params(), shape, config.param_dtype)
+    return nnx.Param(value, out_sharding=spec) if any(spec) else nnx.Param(value)
+
+
+def dropout(x, rate, key):
+    """x with a share of its numbers set to 0 and the rest scaled up; no key: x."""
+    if key is None or rate == 0:
+        return x
+    layout = jax.typeof(x).sharding
+    where = {} if layout.mesh.empty else {"out_sharding": layout}
+    keep = jax.random.uniform(key, x.shape, **where) >= rate
+    return jnp.where(keep, x / (1 - rate), 0).astype(x.dtype)
+
+
+def patches(images_BHWC, config, sharding):
+    """Images cut into patches, a row of numbers each: (B, T-1, X)."""
+    B, n, p = images_BHWC.shape[0], config.image // config.patch, config.patch
+    x = pin(images_BHWC, sharding.BTX)
+    x = reshape(x, (B, n, p, n, p, 3), sharding.BTX)
+    x = x.transpose(0, 1, 3, 2, 4, 5)
+    return reshape(x, (B, n * n, p * p * 3), sharding.BTX)
+
+
+class Norm(nnx.Module):
+    """Layer normalisation over D, computed in float32."""
+
+    def __init__(self, config, sharding, *, rngs):
+        make = lambda f: parameter("D", (config.embed,), f, rngs, config, sharding)
+        self.scale_D, self.bias_D = make(init.ones), make(init.zeros)
+        self.sharding = sharding
+
+    def __call__(self, x_BTD):
+        x = x_BTD.astype(jnp.float32)
+        mean = x.mean(-1, keepdims=True)
+        var = jnp.square(x - mean).mean(-1, keepdims=True)
+        scale_D = self.sharding.use("D", self.scale_D[...], x.dtype)
+        bias_D = self.sharding.use("D", self.bias_D[...], x.dtype)
+        y = (x - mean) * jax.lax.rsqrt(var + 1e-6) * scale_D + bias_D
+        return y.astype(x_BTD.dtype)
+
+
+class Attention(nnx.Module):
+    """Every token looks at every other, in H heads: (B, T, D) to (B, T, D)."""
+
+    def __init__(self, config, sharding, *, rngs):
+        D, H, K = config.embed, config.heads, config.head_size
+        fan = dict(scale=1.0, mode="fan_avg", distribution="uniform")
+        qkv = init.variance_scaling(**fan, in_axis=0, out_axis=(2, 3), batch_axis=1)
+        out = init.variance_scaling(**fan, in_axis=(0, 1), out_axis=2)
+        make = lambda *what: parameter(*what, rngs, config, sharding)
+        self.w_qkv_DSHK = make("DSHK", (D, 3, H, K), qkv)
+        self.b_qkv_SHK = make("SHK", (3, H, K), init.zeros)
+        self.w_out_HKD = make("HKD", (H, K, D), out)
+        self.b_out_D = make("D", (D,), init.zeros)
+        self.sharding = sharding
+
+    def __call__(self, x_BTD):
+        s, dtype = self.sharding, x_BTD.dtype
+        qkv = s.einsum("BTD,DSHK->BTSHK", x_BTD, self.w_qkv_DSHK[...])
+        qkv = qkv + s.use("SHK", self.b_qkv_SHK[...], dtype)
+        q_BTHK, k_BTHK, v_BTHK = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+        y_BTHK = jax.nn.dot_product_attention(q_BTHK, k_BTHK, v_BTHK)
+        y_BTD = s.einsum("BTHK,HKD->BTD", y_BTHK, self.w_out_HKD[...])
+        return y_BTD + s.use("D", self.b_out_D[...], dtype)
+
+
+class MLP(nnx.Module):
+    """Two products with a gelu between: (B, T, D) to (B, T, F) to (B, T, D)."""
+
+    def __init__(self, config, sharding, *, rngs):
+        D, F, xavier = config.embed, config.hidden, init.xavier_uniform()
+        make = lambda *what: parameter(*what, rngs, config, sharding)
+        self.w_in_DF = make("DF", (D, F), xavier)
+        self.b_in_F = make("F", (F,), init.zeros)
+        self.w_out_FD = make("FD", (F, D), xavier)
+        self.b_out_D = make("D", (D,), init.zeros)
+        self.sharding, self.rate = sharding, config.dropout
+
+    def __call__(self, x_BTD, key=None):
+        s, dtype = self.sharding, x_BTD.dtype
+        keys = (None, None) if key is None else jax.random.split(key)
+        h_BTF = s.einsum("BTD,DF->BTF", x_BTD, self.w_in_DF[...])
+        h_BTF = jax.nn.gelu(h_BTF + s.use("F", self.b_in_F[...], dtype))
+        h_BTF = dropout(h_BTF, self.rate, keys[0])
+        y_BTD = s.einsum("BTF,FD->BTD", h_BTF, self.w_out_FD[...])
+        y_BTD = y_BTD + s.use("D", self.b_out_D[...], dtype)
+        return dropout(y_BTD, self.rate, keys[1])
+
+
+class Block(nnx.Module):
+    """One encoder block: attention, then MLP, each added to what came in."""
+
+    def __init__(self, config, sharding, *, rngs):
+        self.norm1 = Norm(config, sharding, rngs=rngs)
+        self.attention = Attention(config, sharding, rngs=rngs)
+        self.norm2 = Norm(config, sharding, rngs=rngs)
+        self.mlp = MLP(config, sharding, rngs=rngs)
+
+    def __call__(self, x_BTD, key=None):
+        with jax.named_scope("attention"):
+            x_BTD = x_BTD + self.attention(self.norm1(x_BTD))
+        with jax.named_scope("mlp"):
+            return x_BTD + self.mlp(self.norm2(x_BTD), key)
+
+
+class ViT(nnx.Module):
+    """A vision transformer: images (B, 32, 32, 3) to logits (B, C).
+
+    With a key it is in training and drops hidden units; without, in evaluation.
+    Raises ValueError where the current mesh cannot divide heads, hidden or embed
+    sizes as the sharding asks, and for images of another shape.
+    """
+
+    def __init__(self, config: ViTConfig, sharding: Sharding, *, rngs: nnx.Rngs):
+        X, T, D, C = config.patch**2 * 3, config.tokens, config.embed, config.classes
+        make = lambda *what: parameter(*what, rngs, config, sharding)
+        self.w_patch_XD = make("XD", (X, D), init.xavier_uniform())
+        self.b_patch_D = make("D", (D,), init.zeros)
+        self.class_D = make("D", (D,), init.zeros)
+        self.position_TD = make("TD", (T, D), position_init)
+        blocks = [Block(config, sharding, rngs=rngs) for _ in range(config.layers)]
+        self.blocks = nnx.List(blocks)
+        self.norm = Norm(config, sharding, rngs=rngs)
+        self.w_head_DC = make("DC", (D, C), init.xavier_uniform())
+        self.b_head_C = make("C", (C,), init.zeros)
+        self.config, self.sharding = config, sharding
+
+    def embed(self, images_BHWC):
+        """Patches as tokens, a class token before them, positions added."""
+        c, s = self.config, self.sharding
+        x_BTX = patches(images_BHWC.astype(c.dtype), c, s)
+        x_BTD = s.einsum("BTX,XD->BTD", x_BTX, self.w_patch_XD[...])
+        x_BTD = x_BTD + s.use("D", self.b_patch_D[...], c.dtype)
+        first_TD = s.use("TD", self.position_TD[...], c.dtype)
+        first_TD = first_TD.at[0].add(s.use("D", self.class_D[...], c.dtype))
+        return jnp.pad(x_BTD, ((0, 0), (1, 0), (0, 0))) + first_TD
+
+    def __call__(self, images_BHWC, key=None):
+        c, s = self.config, self.sharding
+        if images_BHWC.shape[1:] != (c.image, c.image, 3):
+            raise ValueError(
+                f"expected images (B, {c.image}, {c.image}, 3), found {images_BHWC.shape}"
+            )
+        with jax.named_scope("embed"):
+            x_BTD = self.embed(images_BHWC)
+        for i, block in enumerate(self.blocks):
+            with jax.named_scope(f"block_{i}"):
+                x_BTD = block(x_BTD, None if key is None else jax.random.fold_in(key, i))
+        with jax.named_scope("head"):
+            x_BD = self.norm(x_BTD[:, 0])
+            logits_BC = s.einsum("BD,DC->BC", x_BD, self.w_head_DC[...])
+            return logits_BC + s.use("C", self.b_head_C[...], c.dtype)
+
+
+def position_init(key, shape, dtype):
+    """Uniform with deviation 1/√3·0.5: bit-equal on every mesh (normal is not)."""
+    return jax.random.uniform(key, shape, dtype, -0.5, 0.5)
