@@ -74,6 +74,12 @@ def forget(caches):
         shutil.rmtree(path)
 
 
+def failed(app, env, added, changed, removed):
+    """The pages whose execution failed: they are read again, and fail again."""
+    runs = {name: NbMetadataCollector.get_exec_data(env, name) for name in env.found_docs}
+    return [name for name, run in runs.items() if run and not run["succeeded"]]
+
+
 def begin(app, docname, source):
     """Note when the reading of a page begins."""
     app.meshbook_began = time.time()
@@ -101,6 +107,7 @@ def setup(app):
     """Register with Sphinx."""
     sys.stdout.reconfigure(line_buffering=True)
     app.connect("config-inited", choose_cache, priority=100)
+    app.connect("env-get-outdated", failed)
     app.connect("source-read", begin)
     app.connect("doctree-read", report)
     return {"parallel_read_safe": False, "parallel_write_safe": True}

@@ -1,13 +1,13 @@
 """Make the theme's pages whole: launch buttons that open, and no script twice."""
 
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
+
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
 
-def notebook_url(config, pagename):
+def notebook_url(options, name):
     """The address in Colab of the notebook generated from a chapter."""
-    options = config.html_theme_options
     repository = options["repository_url"].removeprefix("https://github.com/")
-    name = PurePosixPath(pagename).name
     return (
         f"{options['launch_buttons']['colab_url']}/github/{repository}"
         f"/blob/{options['repository_branch']}/notebooks/{name}.ipynb"
@@ -15,11 +15,21 @@ def notebook_url(config, pagename):
 
 
 def launch_notebook(app, pagename, templatename, context, doctree):
-    """Point the Colab button at notebooks/, where Colab can open the chapter."""
-    groups = [group.get("buttons", []) for group in context.get("header_buttons", [])]
-    for button in sum(groups, []):
-        if "colab" in button.get("url", ""):
-            button["url"] = notebook_url(app.config, pagename)
+    """Point the Colab button at notebooks/, where Colab can open the chapter.
+
+    The theme's own address is that of the Markdown, which Colab cannot open. A page
+    without a notebook, such as the status of the build, has no button.
+    """
+    name = PurePosixPath(pagename).name
+    buttons = context.get("header_buttons", [])
+    if (NOTEBOOKS / f"{name}.ipynb").exists():
+        for button in sum((group.get("buttons", []) for group in buttons), []):
+            if "colab" in button.get("url", ""):
+                button["url"] = notebook_url(app.config.html_theme_options, name)
+    else:
+        context["header_buttons"] = [
+            group for group in buttons if group.get("label") != "launch-buttons"
+        ]
 
 
 def drop_thebe(app, pagename, templatename, context, doctree):

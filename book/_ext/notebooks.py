@@ -1,0 +1,184 @@
+"""Write notebooks/ from book/: the same chapters for Colab, Kaggle and nbmake.
+
+Markdown is the only source of a chapter. The notebooks have no outputs, and the same
+Markdown always gives the same bytes. Run as a script, this writes them all.
+"""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import jupytext
+import yaml
+from plain import plain
+from pybtex.database import parse_file
+
+ROOT = Path(__file__).resolve().parents[2]
+CHAPTERS = ("start-here.md", "[0-9][0-9]-*.md")
+HEADING = re.compile(r"^#+\s+(.*?)\s*$", re.MULTILINE)
+LABEL = re.compile(r"^\(([\w:-]+)\)=\s*\n+#+\s+(.*?)\s*$", re.MULTILINE)
+TERM = re.compile(r"^(.+)\n  \S", re.MULTILINE)
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+
+
+class Links:
+    """Where everything is: the repository, the site, the sources that are cited."""
+
+    def __init__(self, root=ROOT):
+        config = yaml.safe_load((root / "_config.yml").read_text("utf8"))
+        self.book = root / "book"
+        self.repository = config["repository"]["url"]
+        self.branch = config["repository"]["branch"]
+        self.colab = config["launch_buttons"]["colab_url"]
+        self.site = config["html"]["baseurl"]
+        self.entries = parse_file(str(self.book / "references.bib")).entries
+        self.labels = dict(self._labels())
+        glossary = (self.book / "glossary.md").read_text("utf8")
+        self.terms = {term.lower(): term for term in TERM.findall(glossary)}
+
+    def _labels(self):
+        """Each label of the book with its page and heading."""
+        for path in sorted(self.book.glob("*.md")):
+            for label, heading in LABEL.findall(path.read_text("utf8")):
+                yield label, (path.stem, heading)
+
+    def page(self, name):
+        """The address of a page on the site."""
+        if not (self.book / f"{name}.md").exists():
+            raise ValueError(f"there is no page book/{name}.md to link to")
+        return f"{self.site}book/{name}.html"
+
+    def file(self, path):
+        """The address of a file of the book."""
+        return f"{self.repository}/raw/{self.branch}/book/{path}"
+
+    def term(self, text, term):
+        """A word that the glossary explains."""
+        if term.lower() not in self.terms:
+            raise ValueError(f"the glossary has no entry {term}")
+        anchor = re.sub(r"[^\w]+", "-", self.terms[term.lower()]).strip("-")
+        return f"[{text}]({self.page('glossary')}#term-{anchor})"
+
+    def document(self, text, name):
+        """Another page, by default under its own title."""
+        title = HEADING.search((self.book / f"{name}.md").read_text("utf8"))[1]
+        return f"[{text or title}]({self.page(name)})"
+
+    def label(self, text, label):
+        """A labelled section, by default under its own heading."""
+        if label not in self.labels:
+            raise ValueError(f"there is no label {label}")
+        name, heading = self.labels[label]
+        return f"[{text or heading}]({self.page(name)}#{label})"
+
+    def cite(self, keys, textual):
+        """Sources by author and year, each linked to where it can be read."""
+        cited = ", ".join(self._source(key.strip(), textual) for key in keys.split(","))
+        return cited if textual else f"({cited})"
+
+    def _source(self, key, textual):
+        """One source."""
+        if key not in self.entries:
+            raise ValueError(f"references.bib has no entry {key}")
+        entry = self.entries[key]
+        who, year = authors(entry), entry.fields.get("year", "n.d.")
+        shown = f"{who} ({year})" if textual else f"{who}, {year}"
+        return f"[{shown}]({address(entry.fields) or self.page('bibliography')})"
+
+    def badges(self, name):
+        """The line at the top of a notebook."""
+        source = f"blob/{self.branch}/notebooks/{name}.ipynb"
+        github = self.repository.removeprefix("https://github.com/")
+        return " ".join([
+            "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
+            f"({self.colab}/github/{github}/{source})",
+            "[![Open in Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)]"
+            f"(https://kaggle.com/kernels/welcome?src={self.repository}/{source})",
+            f"[Read on the site]({self.page(name)})",
+        ])
+
+
+def authors(entry):
+    """Who wrote a source, as it is cited."""
+    people = [" ".join(person.last_names) for person in entry.persons.get("author", [])]
+    people = people or [entry.fields.get("organization", entry.fields["title"])]
+    names = [name.replace("{", "").replace("}", "") for name in people]
+    return f"{names[0]} et al." if len(names) > 2 else " and ".join(names)
+
+
+def address(fields):
+    """Where a source can be read, or None."""
+    if "url" in fields:
+        return fields["url"]
+    if "doi" in fields:
+        return f"https://doi.org/{fields['doi']}"
+    return f"https://arxiv.org/abs/{fields['eprint']}" if "eprint" in fields else None
+
+
+def chapters(book=ROOT / "book"):
+    """The chapters in reading order: every page that becomes a notebook."""
+    return [path for pattern in CHAPTERS for path in sorted(book.glob(pattern))]
+
+
+def notebook(path, links):
+    """The notebook of a chapter as text. Raises ValueError naming the page."""
+    source = jupytext.read(path, fmt="md:myst")
+    try:
+        texts = [
+            cell.source if cell.cell_type == "code" else plain(cell.source, links)
+            for cell in source.cells
+        ]
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from error
+    cells = [_cell(path.stem, 0, "markdown", links.badges(path.stem), {})] + [
+        _cell(path.stem, number, cell.cell_type, text, cell.metadata)
+        for number, (cell, text) in enumerate(zip(source.cells, texts, strict=True), 1)
+    ]
+    content = {"cells": cells, "metadata": _metadata(source), "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+
+def _metadata(source):
+    """What a notebook says of itself; a chapter may set its execution's timeout."""
+    metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
+    execution = source.metadata.get("execution")
+    return {**metadata, "execution": dict(execution)} if execution else metadata
+
+
+def _cell(page, number, kind, text, metadata):
+    """One cell, whose id depends on its place alone."""
+    name = hashlib.sha256(f"{page} {number}".encode()).hexdigest()[:8]
+    tags = metadata.get("tags")
+    cell = {
+        "cell_type": kind,
+        "id": name,
+        "metadata": {"tags": list(tags)} if tags else {},
+        "source": text.splitlines(keepends=True),
+    }
+    return {**cell, "execution_count": None, "outputs": []} if kind == "code" else cell
+
+
+def generate(root=ROOT):
+    """Every notebook of the book: its path and its text."""
+    links = Links(root)
+    return {
+        root / "notebooks" / f"{path.stem}.ipynb": notebook(path, links)
+        for path in chapters(root / "book")
+    }
+
+
+def sync(root=ROOT):
+    """Write every notebook, and remove those whose chapter is gone."""
+    wanted = generate(root)
+    for path in set((root / "notebooks").glob("*.ipynb")) - set(wanted):
+        path.unlink()
+    (root / "notebooks").mkdir(exist_ok=True)
+    for path, text in wanted.items():
+        path.write_text(text, "utf8")
+    return sorted(wanted)
+
+
+if __name__ == "__main__":
+    for path in sync():
+        print(f"wrote {path.relative_to(ROOT)}")
