@@ -1,0 +1,188 @@
+"""Is it the same training? Two runs side by side: losses, gradients, parameters."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meshbook.shards import assert_replicas_equal
+from meshbook.verdicts import ProofFailed, Verdict, device_name, named_leaves
+
+TOLERANCE = 1e-5  # of the global norm of the gradients, or of the change of the parameters
+ZERO = 1e-6  # of the same norm: too small to fail at TOLERANCE, and mere rounding for Adam
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One way to train: what is done, and what it starts from.
+
+    step(state, batch) -> (state, metrics), metrics a dict with a scalar "loss", or the loss itself;
+    it may donate the state. gradients(state, batch) -> a pytree, and params(state) -> a pytree,
+    are compared where both runs have them; the leaves' paths must be the same in both runs.
+    """
+
+    step: Callable
+    state: Any
+    gradients: Callable | None = None
+    params: Callable | None = None
+
+
+def assert_same_training(a, b, batches, rtol=2e-6):
+    """Prove that two runs train alike: every loss, the first gradients, the last parameters.
+
+    a, b: Run, or a tuple of its fields; b is the reference, say one device. batches: what each step
+    is given, one after the other; 20 of them are a good proof. Losses are compared at every step,
+    relative to the larger (or to a hundredth of the first loss, where training came close to zero).
+    Gradients are compared at the first batch, leaf by leaf, to 1e-5 of their global norm, and
+    parameters after the last step to 1e-5 of the norm of the whole change, plus their rounding.
+    Use plain SGD for that: Adam turns the rounding of a gradient that is truly zero into steps. A
+    leaf whose gradient is below 1e-6 of the global norm in both runs is reported, and its
+    parameters are not compared; at that size it could not fail the comparison of gradients either.
+    Runs at the highest matmul precision, on copies: the states that you pass stay alive.
+    Raises ProofFailed, naming step or leaf, expected and found; ValueError without batches.
+
+    >>> step = lambda state, batch: train_step(state, place(batch, mesh))
+    >>> plain = lambda state, batch: train_step(state, batch)
+    >>> assert_same_training(Run(step, sharded), Run(plain, single), batches)
+    same training: 20 steps, losses within 1.2e-07 (allowed 2e-06)
+    """
+    a, b = (run if isinstance(run, Run) else Run(*run) for run in (a, b))
+    batches = list(batches)
+    if not batches:
+        raise ValueError("expected at least one batch to train on, found none")
+    with jax.default_matmul_precision("highest"):
+        gradients, zero = _compare_gradients(a, b, batches[0])
+        compared = a.params and b.params
+        starts = [named_leaves(run.params(_copy(run.state))) for run in (a, b)] if compared else []
+        starts = [{name: _whole(leaf) for name, leaf in start.items()} for start in starts]
+        ends, losses, worst = _train(a, b, batches, rtol)
+        parameters = _compare_parameters(a, b, starts, ends, zero, len(batches)) if compared else None
+    line = f"same training: {len(batches)} steps, losses within {worst:.1e} (allowed {rtol:.0e})"
+    for what, apart in (("gradients", gradients), ("parameters", parameters)):
+        line += "" if apart is None else f", {what} {apart:.1e} ({TOLERANCE:.0e})"
+    line += f"; gradient zero, not compared: {', '.join(zero)}" if zero else ""
+    return Verdict(line, losses=losses, loss_difference=worst, gradient_difference=gradients,
+                   parameter_difference=parameters, zero=zero)
+
+
+def _copy(state):
+    """The same state in memory of its own, so that a step that donates it takes only the copy."""
+    return jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, state)
+
+
+def _train(a, b, batches, rtol):
+    """Both runs, a step at a time: their last states, their losses, the largest difference."""
+    states, losses, worst = [_copy(a.state), _copy(b.state)], [], 0.0
+    for number, batch in enumerate(batches):
+        pair = []
+        for at, run in enumerate((a, b)):
+            states[at], metrics = run.step(states[at], batch)
+            pair.append(_losses(metrics, number, "ab"[at]))
+        reference = pair[1][0][1]
+        losses.append((pair[0][0][1], reference))
+        floor = 0.01 * abs(losses[0][1])
+        for device, loss in pair[0] + pair[1]:
+            apart = abs(loss - reference) / max(abs(loss), abs(reference), floor, 1e-30)
+            worst = max(worst, apart)
+            if apart > rtol:
+                raise ProofFailed(
+                    f"loss at step {number}, {device_name(device)}: expected {reference:.9g}, found "
+                    f"{loss:.9g}, {apart:.1e} apart (allowed {rtol:.0e})",
+                    leaf="loss", device=device.id, expected=reference, found=loss)
+    return states, losses, worst
+
+
+def _losses(metrics, number, which):
+    """The loss as each device has it: one that should be replicated can still differ."""
+    loss = metrics["loss"] if isinstance(metrics, Mapping) else metrics
+    loss = jnp.asarray(loss)
+    if loss.shape:
+        raise ValueError(f"expected a scalar loss from run {which}, found shape {loss.shape}")
+    values = [(shard.device, float(shard.data)) for shard in loss.addressable_shards]
+    for device, value in values:
+        if not math.isfinite(value):
+            raise ProofFailed(f"loss of run {which} at step {number}, {device_name(device)}: "
+                              f"expected a finite number, found {value}",
+                              leaf="loss", device=device.id, expected="finite", found=value)
+    return values
+
+
+def _compare_gradients(a, b, batch):
+    """The largest difference over the global norm, and the names of the leaves that are zero."""
+    if not (a.gradients and b.gradients):
+        return None, []
+    trees = [named_leaves(run.gradients(_copy(run.state), batch)) for run in (a, b)]
+    ours, theirs = _matched(*trees, "gradients")
+    norm = max(_norm(ours.values()), _norm(theirs.values()))
+    if norm == 0:
+        raise ProofFailed("gradients: expected a norm above zero, found 0 in both runs",
+                          leaf="gradients", expected="above 0", found=0.0)
+    small = lambda tree, name: _norm([tree[name]]) <= ZERO * norm
+    zero = [name for name in ours if small(ours, name) and small(theirs, name)]
+    rest = [name for name in ours if name not in zero]
+    return max((_apart(ours, theirs, name, norm, TOLERANCE * norm, "gradient", "the global norm")
+                for name in rest), default=0.0), zero
+
+
+def _compare_parameters(a, b, starts, ends, zero, steps):
+    """The largest difference of the trained parameters over the norm of the whole change."""
+    first, reference = _matched(*starts, "parameters")
+    scale = _norm(reference.values())
+    for name in first:
+        _apart(first, reference, name, scale, ZERO * scale, "parameter at the start", "the norm")
+    trees = [named_leaves(run.params(end)) for run, end in zip((a, b), ends)]
+    ours, theirs = _matched(*trees, "parameters")
+    change = _norm(theirs[name] - reference[name] for name in theirs)
+    rounding = math.sqrt(steps) * np.finfo(np.float32).eps
+    return max((
+        _apart(ours, theirs, name, change, TOLERANCE * change + rounding * _norm([theirs[name]]),
+               "parameter after the last step", "the whole change")
+        for name in ours if name not in zero), default=0.0)
+
+
+def _matched(ours, theirs, what):
+    """Both trees on the host, after a look at names, shapes, replicas and NaNs."""
+    if ours.keys() != theirs.keys():
+        only = [", ".join(sorted(x.keys() - y.keys())[:4]) or "nothing"
+                for x, y in ((ours, theirs), (theirs, ours))]
+        raise ProofFailed(f"{what}: expected the same leaves in both runs, found only in the first: "
+                          f"{only[0]}; only in the second: {only[1]}",
+                          leaf=what, expected=sorted(theirs), found=sorted(ours))
+    assert_replicas_equal(ours)
+    assert_replicas_equal(theirs)
+    trees = [{name: _whole(leaf) for name, leaf in tree.items()} for tree in (ours, theirs)]
+    for name in ours:
+        shapes = [tree[name].shape for tree in trees]
+        if shapes[0] != shapes[1]:
+            raise ProofFailed(f"{what}, leaf {name}: expected shape {shapes[1]}, found {shapes[0]}",
+                              leaf=name, expected=shapes[1], found=shapes[0])
+        if not all(np.all(np.isfinite(tree[name])) for tree in trees):
+            raise ProofFailed(f"{what}, leaf {name}: expected finite numbers, found inf or NaN",
+                              leaf=name, expected="finite", found="inf or NaN")
+    return trees
+
+
+def _whole(leaf):
+    return np.asarray(leaf, np.float64)
+
+
+def _norm(leaves):
+    return math.sqrt(sum(float(np.sum(leaf * leaf)) for leaf in leaves))
+
+
+def _apart(ours, theirs, name, norm, allowed, what, of):
+    """How far one leaf is apart, as a share of a norm; ProofFailed beyond what is allowed."""
+    difference = np.abs(ours[name] - theirs[name])
+    apart = _norm([difference])
+    if apart > allowed:
+        at = np.unravel_index(np.argmax(difference), difference.shape)
+        expected, found = float(theirs[name][at]), float(ours[name][at])
+        raise ProofFailed(
+            f"{what}, leaf {name}: {apart / norm:.1e} of {of} apart (allowed {allowed / norm:.0e}); "
+            f"most at {tuple(map(int, at))}: expected {expected:.9g}, found {found:.9g}",
+            leaf=name, expected=expected, found=found)
+    return apart / norm if norm else 0.0

@@ -1,0 +1,154 @@
+"""Add up what one device executes of a compiled program, loops multiplied.
+
+`tally` walks a program from ENTRY through fusions and calls, the body of a loop
+times its trip count, the largest branch of a conditional. The trip count is the
+compiler's own note (`known_trip_count`, on CPU and GPU) or, where there is none
+(TPU), found by turning the loop's counter: start, step and bound are constants
+that reach it through tuples, copies and fusions.
+"""
+
+import collections
+import operator
+import re
+
+MOST_TRIPS = 1_000_000
+
+
+class UnknownTripCount(ValueError):
+    """A loop holds something that is counted, and how often it turns is not in the program."""
+
+
+def tally(program, measure):
+    """Add up `measure` over everything that one device executes.
+
+    measure(computation, instruction) returns a Counter, which is taken as it is, or None:
+    then the computations that the instruction calls are walked. A loop counts its body once
+    for every turn, a conditional its largest branch, whichever way the data would send it.
+    Raises UnknownTripCount, naming the loop.
+    """
+    return _walk(program, measure, program.computations[program.entry], lambda number, path: None)
+
+
+def _walk(program, measure, computation, given):
+    total = collections.Counter()
+    for instruction in computation.instructions.values():
+        counted = measure(computation, instruction)
+        if counted is None:
+            counted = _inside(program, measure, computation, instruction, given)
+        total.update(counted)
+    return total
+
+
+def _inside(program, measure, computation, instruction, given):
+    """What the computations that one instruction calls add up to."""
+    handed = lambda number, path: _value(
+        program, computation, instruction.operands[number], path, given)
+    visit = lambda name, given: _walk(program, measure, program.computations[name], given)
+    if instruction.opcode in ("fusion", "call", "async-start", "custom-call"):
+        names = instruction.called("calls", "to_apply", "called_computations")
+        return sum((visit(name, handed) for name in names), collections.Counter())
+    if instruction.opcode == "conditional":
+        names = instruction.called("branch_computations", "true_computation", "false_computation")
+        branches = [visit(name, lambda number, path: None) for name in names]
+        return max(branches, key=lambda branch: branch.total())
+    if instruction.opcode == "while":
+        return _loop(program, visit, computation, instruction, handed)
+    return collections.Counter()
+
+
+def _loop(program, visit, computation, instruction, handed):
+    body, condition = instruction.called("body")[0], instruction.called("condition")[0]
+    kept = lambda number, path: (
+        handed(0, path) if _passes_through(program, body, path) else None)
+    turns, tests = visit(body, kept), visit(condition, kept)
+    if not turns and not tests:
+        return turns
+    trips = _trip_count(program, computation, instruction, handed)
+    return collections.Counter(
+        {key: trips * turns[key] + (trips + 1) * tests[key] for key in turns | tests})
+
+
+def _passes_through(program, body, path):
+    """Whether a turn of the loop leaves this element of its state as it was."""
+    mark = lambda number, path: ("state", path)
+    computation = program.computations[body]
+    return _value(program, computation, computation.root, path, mark) == ("state", path)
+
+
+def _trip_count(program, computation, instruction, handed):
+    """How often a loop turns: as the compiler notes it, or by turning its counter."""
+    known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', instruction.attributes.get(
+        "backend_config", ""))
+    if known:
+        return int(known[1])
+    body, condition = (program.computations[instruction.called(key)[0]]
+                       for key in ("body", "condition"))
+    state = lambda number, path: handed(0, path)
+    for trips in range(MOST_TRIPS):
+        goes_on = _value(program, condition, condition.root, (), state)
+        if goes_on is None or isinstance(goes_on, tuple):
+            break
+        if not goes_on:
+            return trips
+        state = _next_state(program, body, state)
+    raise UnknownTripCount(
+        f"the loop %{instruction.name} in %{computation.name} holds collectives or matrix "
+        "products, and its trip count cannot be found: expected a known_trip_count or a counter "
+        f"with constant start, step and bound, found the condition %{condition.root} = "
+        f"{condition[condition.root].opcode} in %{condition.name}"
+    )
+
+
+def _next_state(program, body, state):
+    """The state after one more turn, each element computed once, when it is asked for."""
+    seen = {}
+
+    def after(number, path):
+        if path not in seen:
+            seen[path] = _value(program, body, body.root, path, state)
+        return seen[path]
+
+    return after
+
+
+ARITHMETIC = {
+    "add": operator.add, "subtract": operator.sub, "multiply": operator.mul,
+    "minimum": min, "maximum": max, "and": operator.and_, "or": operator.or_,
+}
+COMPARE = {"LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge,
+           "EQ": operator.eq, "NE": operator.ne}
+SAME = ("copy", "bitcast", "convert", "reshape", "optimization-barrier", "copy-done")
+
+
+def _value(program, computation, name, path, given):
+    """The integer that an instruction yields at a path into its tuple, or None if unknown.
+
+    given(number, path) answers for the parameters of the computation.
+    """
+    instruction = computation[name]
+    ask = lambda at, path=(): _value(program, computation, instruction.operands[at], path, given)
+    opcode = instruction.opcode
+    if opcode == "parameter":
+        return given(int(instruction.literal), path)
+    if opcode == "constant":
+        return {"true": 1, "false": 0}.get(instruction.literal) if not re.fullmatch(
+            r"-?\d+", instruction.literal) else int(instruction.literal)
+    if opcode == "get-tuple-element":
+        return ask(0, (int(instruction.attributes["index"]), *path))
+    if opcode == "tuple":
+        return ask(path[0], path[1:]) if path else None
+    if opcode in SAME:
+        return ask(0, path)
+    if opcode == "copy-start":
+        return ask(0) if path == (0,) else None
+    if opcode in ("fusion", "call"):
+        callee = program.computations[instruction.called("calls", "to_apply")[0]]
+        return _value(program, callee, callee.root, path, lambda number, path: ask(number, path))
+    if opcode == "while":
+        return ask(0, path) if _passes_through(program, instruction.called("body")[0], path) else None
+    if opcode in ARITHMETIC or opcode == "compare":
+        sides = ask(0), ask(1)
+        if any(not isinstance(side, int) for side in sides):
+            return None
+        return (ARITHMETIC.get(opcode) or COMPARE[instruction.attributes["direction"]])(*sides)
+    return None

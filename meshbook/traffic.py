@@ -1,0 +1,260 @@
+"""What a compiled program moves between devices: collectives, by kind and mesh axes.
+
+The groups of devices that talk to one another stand in the program in three
+spellings, `{{0,1},{2,3}}`, `[4,2]<=[8]` (an iota, maybe transposed) and
+`mesh['x'=4,'y'=2] {'x'}`; all three become sets of devices, and those are
+compared with the sets that each choice of mesh axes makes.
+
+Source: openxla/xla, `xla/service/collective_ops_utils.h` (how ids are numbered)
+and `xla/hlo/ir/mesh_and_axis.cc` (the third spelling).
+"""
+
+import collections
+import itertools
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from meshbook import programs, tallies
+from meshbook.verdicts import aligned, markdown
+
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute",
+         "collective-broadcast", "ragged-all-to-all")
+UNKNOWN = ("?",)
+INTS = re.compile(r"-?\d+")
+
+
+class Moved(NamedTuple):
+    """How many collectives ran, and how many bytes their results have on one device."""
+
+    count: int
+    bytes: int
+
+
+class Traffic(dict):
+    """What one device exchanges in one run: (kind, axes) -> Moved(count, bytes).
+
+    `axes` is a tuple of names in the order of the mesh, such as ("model",); collectives whose
+    groups are those of no set of axes stand under ("?",). Prints as an aligned table.
+    """
+
+    def along(self, *axes, kind=None):
+        """What moved along exactly these axes, of one kind or of all: Moved(count, bytes)."""
+        return _sum(moved for (found, over), moved in self.items()
+                    if set(over) == set(axes) and kind in (None, found))
+
+    @property
+    def total(self):
+        """Everything that moved: Moved(count, bytes)."""
+        return _sum(self.values())
+
+    def rows(self):
+        """The table's cells: kind, axes, count, bytes, largest first."""
+        ordered = sorted(self.items(), key=lambda item: (-item[1].bytes, item[0]))
+        return [(kind, ", ".join(axes), f"{moved.count:,}", f"{moved.bytes:,}")
+                for (kind, axes), moved in ordered]
+
+    def __repr__(self):
+        if not self:
+            return "no collectives"
+        return aligned(("collective", "along", "count", "bytes a device"), self.rows(), numbers=2)
+
+    def _repr_markdown_(self):
+        if not self:
+            return "no collectives"
+        return markdown(("collective", "along", "count", "bytes a device"), self.rows(), numbers=2)
+
+
+def _sum(moved):
+    moved = list(moved)
+    return Moved(sum(each.count for each in moved), sum(each.bytes for each in moved))
+
+
+def collectives(compiled, mesh):
+    """Count what a compiled program moves along each set of mesh axes.
+
+    compiled: `jax.stages.Compiled`, or HLO text. mesh: the mesh it was compiled for.
+    Returns Traffic: for each (kind, axes) how many collectives one device takes part in, and the
+    bytes of their results on one device. Loops are multiplied by their trip counts, the largest
+    branch of a conditional is taken, a `-start` with its `-done` is one collective, and groups
+    of one device, which move nothing, are left out; so axes of size 1 are never named.
+    Raises ValueError where the mesh has another number of devices than the program,
+    UnknownTripCount where a loop with a collective in it does not say how often it turns.
+
+    >>> collectives(step.lower(state, batch).compile(), mesh).along("model").bytes
+    """
+    program = programs.read(compiled)
+    places = _places(compiled, mesh, program.replicas * program.partitions)
+    chains = _chains(program)
+
+    def measure(computation, instruction):
+        found = _collective(program, computation, instruction, chains)
+        if found is None:
+            return None
+        kind, shape, source = found
+        axes = _axes(source, kind, program, mesh, places) if shape else ()
+        if not axes:
+            return collections.Counter()
+        return collections.Counter({(kind, axes, "count"): 1, (kind, axes, "bytes"): _bytes(shape)})
+
+    counted = tallies.tally(program, measure)
+    keys = sorted({key[:2] for key in counted})
+    return Traffic({key: Moved(counted[*key, "count"], counted[*key, "bytes"]) for key in keys})
+
+
+def _places(compiled, mesh, devices):
+    """For each device number of the program its position in `mesh.devices.flat`."""
+    if devices == 1:
+        return [0]
+    if mesh is None or mesh.size != devices:
+        raise ValueError(
+            f"expected the mesh that the program was compiled for, of {devices} devices; found "
+            + ("no mesh" if mesh is None else f"a mesh of {mesh.size}: {dict(mesh.shape)}"))
+    shardings = getattr(compiled, "input_shardings", ((), {}))
+    meshes = (getattr(sharding, "mesh", None) for tree in shardings for sharding in _leaves(tree))
+    own = next((each for each in meshes if each is not None and each.size == devices), None)
+    if own is None or not hasattr(own, "devices") or not hasattr(mesh, "devices"):
+        return list(range(devices))
+    position = {device.id: at for at, device in enumerate(mesh.devices.flat)}
+    return [position.get(device.id, at) for at, device in enumerate(own.devices.flat)]
+
+
+def _leaves(tree):
+    if isinstance(tree, dict):
+        tree = tree.values()
+    if isinstance(tree, (tuple, list)) or hasattr(tree, "__iter__"):
+        return [leaf for branch in tree for leaf in _leaves(branch)]
+    return [tree]
+
+
+def _chains(program):
+    """Collectives that TPU fusions carry through several steps, by their one real start."""
+    return {
+        _chain(computation[operand])
+        for computation in program.computations.values()
+        for instruction in computation.instructions.values()
+        if "AsyncCollectiveStart" in instruction.attributes.get("custom_call_target", "")
+        for operand in instruction.operands
+    }
+
+
+def _chain(instruction):
+    return instruction.opcode, instruction.attributes.get("channel_id"), \
+        instruction.attributes.get("frontend_attributes")
+
+
+def _collective(program, computation, instruction, chains):
+    """(kind, shape of the result, instruction with the groups) of a collective, else None.
+
+    The shape is () where the text repeats a collective that is counted elsewhere.
+    """
+    opcode = instruction.opcode
+    if opcode == "fusion":  # on TPU a reduce-scatter is a fusion of an all-reduce and a slice
+        callee = program.computations[instruction.called("calls")[0]]
+        inner = [each for each in callee.instructions.values() if each.opcode == "all-reduce"]
+        if callee.name.startswith("all-reduce-scatter") and inner:
+            return "reduce-scatter", instruction.shape, inner[0]
+        return None
+    kind = opcode.removesuffix("-start")
+    if kind not in KINDS:
+        return None
+    if _chain(instruction) in chains and not _starts(computation, instruction):
+        return kind, (), instruction
+    shape = instruction.shape
+    if opcode != kind and kind != "all-reduce":  # (operands, results, ...)
+        shape = shape[1]
+    return kind, shape, instruction
+
+
+def _starts(computation, instruction):
+    return any(instruction.name in other.operands
+               and other.attributes.get("custom_call_target") == '"AsyncCollectiveStart"'
+               for other in computation.instructions.values())
+
+
+def _bytes(shape):
+    return shape.bytes if isinstance(shape, programs.Shape) else sum(map(_bytes, shape))
+
+
+def _axes(instruction, kind, program, mesh, places):
+    """The mesh axes along which a collective talks; () if every device talks to itself."""
+    sizes = tuple(mesh.shape.values()) if mesh is not None else (1,)
+    names = tuple(mesh.shape) if mesh is not None else ()
+    position = np.arange(len(places)).reshape(sizes)
+    if kind == "collective-permute":
+        ids = [int(number) for number in INTS.findall(instruction.attributes["source_target_pairs"])]
+        pairs = [tuple(np.unravel_index(places[each], sizes) for each in pair)
+                 for pair in zip(ids[::2], ids[1::2])]
+        return tuple(name for at, name in enumerate(names)
+                     if any(source[at] != target[at] for source, target in pairs))
+    groups = {frozenset(places[each] for each in group)
+              for group in _groups(instruction, kind, program)}
+    if all(len(group) == 1 for group in groups):
+        return ()
+    wide = [at for at, size in enumerate(sizes) if size > 1]
+    for chosen in itertools.chain(*(itertools.combinations(wide, n + 1) for n in range(len(wide)))):
+        rows = np.moveaxis(position, chosen, range(-len(chosen), 0))
+        rows = rows.reshape(-1, np.prod([sizes[at] for at in chosen]))
+        if groups == {frozenset(row.tolist()) for row in rows}:
+            return tuple(names[at] for at in chosen)
+    return UNKNOWN
+
+
+def _groups(instruction, kind, program):
+    """The groups of a collective as lists of device numbers, replica-major."""
+    replicas, partitions = program.replicas, program.partitions
+    everyone = np.arange(replicas * partitions).reshape(replicas, partitions)
+    groups = replica_groups(instruction.attributes.get("replica_groups", "{}"))
+    if instruction.attributes.get("use_global_device_ids") == "true":
+        return groups or [everyone.ravel().tolist()]
+    if "channel_id" not in instruction.attributes:  # numbers are replicas
+        groups = groups or [list(range(replicas))]
+        return [everyone[group, at].tolist() for group in groups for at in range(partitions)]
+    if kind in ("all-reduce", "all-gather", "reduce-scatter"):  # replicas, and all partitions
+        groups = groups or [list(range(replicas))]
+        return [everyone[group].ravel().tolist() for group in groups]
+    groups = groups or [list(range(partitions))]  # numbers are partitions
+    return [everyone[at, group].tolist() for group in groups for at in range(replicas)]
+
+
+def replica_groups(text):
+    """Read replica_groups in any of its spellings: a list of groups of device numbers.
+
+    >>> replica_groups("[2,4]<=[4,2]T(1,0)")
+    [[0, 2, 4, 6], [1, 3, 5, 7]]
+    """
+    if text.startswith("mesh["):
+        return _mesh_groups(text)
+    if "<=" in text:
+        return _iota(text).tolist()
+    groups = [[int(each) for each in INTS.findall(group)] for group in re.findall(r"{([^{}]*)}", text)]
+    return [group for group in groups if group]
+
+
+def _iota(text):
+    """`[shape]<=[extents]T(order)`: count through the extents, transpose, reshape."""
+    shape, extents, order = re.match(r"\[([\d,]*)\]<=\[([\d,]*)\](?:T\(([\d,]*)\))?", text).groups()
+    numbers = lambda part: [int(each) for each in part.split(",")]
+    counted = np.arange(np.prod(numbers(extents))).reshape(numbers(extents))
+    return counted.transpose(numbers(order) if order else None).reshape(numbers(shape))
+
+
+def _mesh_groups(text):
+    """`mesh['x'=4,'y'=2] {'x'}`, with device_ids=(...) where the mesh is not in order."""
+    axes, devices, chosen = re.fullmatch(r"mesh\[(.*?)\](.*?)\s*\{([^{}]*)\}", text).groups()
+    sizes = {name: int(size) for name, size in re.findall(r"'?([^',=]+)'?=(\d+)", axes)}
+    ids = np.arange(np.prod(list(sizes.values())))
+    if "<=" in devices:
+        ids = _iota(devices[devices.index("["):])
+    elif INTS.search(devices):
+        ids = np.array([int(each) for each in INTS.findall(devices)])
+    extents, picked = [], []
+    for name, size in sizes.items():  # 'x':(2)2 is the part of x behind its first factor 2
+        parts = re.findall(rf"'?{re.escape(name)}'?(?::\((\d+)\)(\d+))?(?=,|$)", chosen)
+        before, width = (int(each) for each in parts[0]) if parts and parts[0][1] else (1, size)
+        picked += [len(extents) + 1] if parts else []
+        extents += [before, width, size // before // width]
+    rest = [at for at in range(len(extents)) if at not in picked]
+    width = np.prod([extents[at] for at in picked])
+    return ids.reshape(extents).transpose(rest + picked).reshape(-1, width).tolist()
