@@ -245,8 +245,11 @@ def _mesh_groups(text):
     axes, devices, chosen = re.fullmatch(r"mesh\[(.*?)\](.*?)\s*\{([^{}]*)\}", text).groups()
     sizes = {name: int(size) for name, size in re.findall(r"'?([^',=]+)'?=(\d+)", axes)}
     ids = np.arange(np.prod(list(sizes.values())))
+    turned = re.search(r"(\[[\d,]+\])T(\([\d,]+\))", devices)
     if "<=" in devices:
         ids = _iota(devices[devices.index("["):])
+    elif turned:  # ([4,2]T(1,0)): all devices, counted through the extents, transposed
+        ids = _iota(f"[{ids.size}]<={turned[1]}T{turned[2]}")
     elif INTS.search(devices):
         ids = np.array([int(each) for each in INTS.findall(devices)])
     extents, picked = [], []
