@@ -108,8 +108,8 @@ def check_folder(folder, dataset):
 
 
 def as_images(dataset):
-    """A torchvision dataset's arrays, without going through its images one by one."""
-    return Images(dataset.data, np.asarray(dataset.targets, np.int32))
+    """A torchvision dataset's arrays, each image's bytes together in memory."""
+    return Images(np.ascontiguousarray(dataset.data), np.asarray(dataset.targets, np.int32))
 
 
 def enlarge(images_NHW, size=32):
