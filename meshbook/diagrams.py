@@ -1,6 +1,7 @@
 """Diagrams made of several drawings: a product and its collective, a model, a tree of weights."""
 
 import jax
+import numpy as np
 
 from meshbook import svg
 from meshbook.drawings import describe, letters_of, panel, size_text, tile_shape, tiles_of
@@ -79,3 +80,39 @@ def draw_flow(steps, alt, repeat=None):
         body.append(svg.element("polyline", points=ends, fill="none", stroke="currentColor"))
         body.append(svg.text(x + 4, (high + low) / 2 + 4, words, 12, "start", font_weight="600"))
     return svg.picture("".join(body), 362, pitch * len(steps), alt, shown=500)
+
+
+def draw_values(array, name, origins=None):
+    """Draw the numbers that each device holds: a row of cells for each device.
+
+    array: few numbers, of any rank; origins {number: device id}: cells take the colour of the
+    device that a number came from, and a number that is not among them is a new one, uncoloured.
+    """
+    shards = sorted(array.addressable_shards, key=lambda shard: shard.device.id)
+    rows = [(shard.device.id, np.ravel(shard.data).tolist()) for shard in shards]
+    wide = min(30.0, 300.0 / max(len(values) for _, values in rows))
+    body = [svg.text(0, 12, f"{name}  {array.dtype}{list(array.shape)}", 12, "start", font_weight="600")]
+    for i, (device, values) in enumerate(rows):
+        y = 22.0 + 27 * i
+        colour = svg.device_colour(device)
+        body.append(svg.element("circle", cx=11, cy=y + 11, r=10, fill=colour))
+        body.append(svg.text(11, y + 15, str(device), 12, fill=svg.ink(colour)))
+        body += [
+            cell(30 + wide * j, y, wide - 2, value, device if origins is None else origins.get(value))
+            for j, value in enumerate(values)
+        ]
+    alt = f"{name}: " + "; ".join(
+        f"device {device} holds {', '.join(f'{value:g}' for value in values)}" for device, values in rows
+    )
+    return svg.picture("".join(body), 332, 24 + 27 * len(rows), alt)
+
+
+def cell(x, y, wide, value, device):
+    """One number in a square of its device's colour; without a device, in an outline."""
+    words = f"{value:.4g}"
+    size = min(12.0, 1.5 * wide / max(len(words), 2))
+    if device is None:
+        return svg.frame(x, y, wide, 22) + svg.text(x + wide / 2, y + 15, words, size)
+    colour = svg.device_colour(device)
+    box = svg.rectangle(x, y, wide, 22, fill=colour, rx=2)
+    return box + svg.text(x + wide / 2, y + 15, words, size, fill=svg.ink(colour))

@@ -15,13 +15,14 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from meshbook import svg
-from meshbook.diagrams import draw_flow, draw_product, draw_weights
+from meshbook.diagrams import draw_flow, draw_product, draw_values, draw_weights
 from meshbook.drawings import assert_tiles, draw_mesh, draw_sharding
 from meshbook.svg import Picture, device_colour, side_by_side
 
 __all__ = [  # what a chapter uses, wherever it is defined
     *("Picture", "assert_tiles", "bars", "curves", "device_colour", "display", "draw_flow"),
-    *("draw_mesh", "draw_product", "draw_sharding", "draw_weights", "image_grid", "side_by_side"),
+    *("draw_mesh", "draw_product", "draw_sharding", "draw_values", "draw_weights"),
+    *("image_grid", "side_by_side"),
 ]
 
 STYLE = {
