@@ -21,17 +21,20 @@ class DownloadError(RuntimeError):
     """No mirror gave the file; the message has a line for every mirror."""
 
 
-def fetch_tar(mirrors, sha256, folder, unpacked, tries=4, wait=1.0):
+def fetch_tar(mirrors, sha256, needed, folder, unpacked, tries=4, wait=1.0):
     """Download a tar file and put its folder `unpacked` into `folder`; returns its path.
 
     mirrors are addresses of the same file, tried in order, each up to `tries` times with
-    `wait` seconds (doubling) in between. Raises DownloadError if no mirror has the file
-    with this SHA-256, OSError (ENOSPC) if the disk is full.
+    `wait` seconds (doubling) in between; `needed` is the room for all of it, in bytes.
+    Raises DownloadError if no mirror has the file with this SHA-256, OSError (ENOSPC) if
+    the disk is full or becomes full.
     """
     folder = pathlib.Path(folder).expanduser()
     target, work = folder / unpacked, folder / f".{unpacked}.unfinished"
     work.mkdir(parents=True, exist_ok=True)
-    with removed_unless_resumable(work), clear_when_full(folder):
+    with removed_unless_resumable(work), clear_when_full(folder, needed):
+        if shutil.disk_usage(folder).free < needed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         archive = fetch(mirrors, sha256, work, tries, wait)
         unpack(archive, work / "new")
         if target.exists():
@@ -56,7 +59,7 @@ def removed_unless_resumable(work):
 
 
 @contextlib.contextmanager
-def clear_when_full(folder):
+def clear_when_full(folder, needed):
     """Say in one sentence that the disk is full."""
     try:
         yield
@@ -64,9 +67,8 @@ def clear_when_full(folder):
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         free = shutil.disk_usage(folder).free
-        raise OSError(errno.ENOSPC, f"the disk is full: expected room for the download and "
-                      f"what is in it, found {free:,} bytes left; nothing was kept in",
-                      str(folder)) from error
+        raise OSError(errno.ENOSPC, f"the disk is full: expected room for {needed:,} bytes in "
+                      f"{folder}, found {free:,}; nothing half-written was kept") from error
 
 
 def fetch(mirrors, sha256, work, tries, wait):

