@@ -62,7 +62,7 @@ $(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 1
 	"The book needs Python 3.11 to 3.13, and $(PYTHON) is $(VERSION): try make PYTHON=python3.12")'
 echo "Installing $(2) into $(1) ..."
 $(PYTHON) -m venv --clear $(1)
-$(1)/bin/python -m pip install -q --disable-pip-version-check \
+$(1)/bin/python -m pip install -qq --disable-pip-version-check \
 	--require-hashes -r requirements-uv.lock
 $(1)/bin/uv pip install -q --python $(1)/bin/python --require-hashes -r $(2)
 endef

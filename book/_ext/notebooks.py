@@ -7,6 +7,7 @@ Markdown always gives the same bytes. Run as a script, this writes them all.
 import hashlib
 import json
 import re
+import sys
 from pathlib import Path
 
 import jupytext
@@ -180,5 +181,8 @@ def sync(root=ROOT):
 
 
 if __name__ == "__main__":
-    for path in sync():
-        print(f"wrote {path.relative_to(ROOT)}")
+    try:
+        for path in sync():
+            print(f"wrote {path.relative_to(ROOT)}")
+    except ValueError as error:
+        sys.exit(f"make sync: {error}")

@@ -1,0 +1,90 @@
+"""The built site as a document: outputs, links, alternatives to pictures."""
+
+from functools import cache
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from bs4 import BeautifulSoup
+from notebooks import chapters
+
+ROOT = Path(__file__).resolve().parents[1]
+SITE = ROOT / "_build" / "html"
+PAGES = sorted(SITE.glob("book/*.html"))
+CHAPTERS = [SITE / "book" / f"{path.stem}.html" for path in chapters()]
+
+pytestmark = pytest.mark.skipif(not PAGES, reason="no site in _build/html: make book")
+
+
+def each(paths):
+    return pytest.mark.parametrize("path", paths, ids=lambda path: path.stem)
+
+
+@cache
+def soup(path):
+    return BeautifulSoup(path.read_text("utf8"), "html.parser")
+
+
+@cache
+def anchors(path):
+    return {tag["id"] for tag in soup(path).find_all(id=True)}
+
+
+def test_every_chapter_is_on_the_site():
+    assert [path.stem for path in CHAPTERS if path not in PAGES] == []
+    assert (SITE / "index.html").exists()
+
+
+@each(CHAPTERS)
+def test_a_chapter_has_outputs_and_neither_tracebacks_nor_stray_stderr(path):
+    assert soup(path).select(".cell_output")
+    assert not soup(path).select(".output.traceback, .output.stderr")
+    assert "Traceback (most recent call last)" not in soup(path).get_text()
+
+
+@each(PAGES)
+def test_every_picture_has_a_text_alternative(path):
+    for image in soup(path).find_all("img"):
+        assert image.get("alt"), str(image)[:200]
+    for drawing in soup(path).select("article svg"):
+        assert drawing.get("aria-label") or drawing.get("aria-hidden"), str(drawing)[:200]
+
+
+@each(PAGES)
+def test_every_internal_link_and_anchor_resolves(path):
+    for link in soup(path).find_all("a", href=True):
+        target = urlsplit(link["href"])
+        if target.scheme or target.netloc:
+            continue
+        page = (path.parent / unquote(target.path)).resolve() if target.path else path
+        assert page.exists(), link["href"]
+        if target.fragment and page.suffix == ".html":
+            assert unquote(target.fragment) in anchors(page), link["href"]
+
+
+@each(PAGES)
+def test_every_colab_link_names_a_notebook(path):
+    links = [link["href"] for link in soup(path).find_all("a", href=True)
+             if "colab.research.google.com" in link["href"]]
+    assert bool(links) == (path in CHAPTERS)
+    for link in links:
+        assert "/github/mesh-book/mesh-book/blob/main/notebooks/" in link
+        assert (ROOT / "notebooks" / link.rsplit("/", 1)[1]).exists(), link
+
+
+@each(PAGES)
+def test_nothing_is_loaded_from_elsewhere(path):
+    loaded = [tag.get("src") for tag in soup(path).find_all(src=True)]
+    loaded += [tag["href"] for tag in soup(path).find_all("link", href=True)
+               if "canonical" not in tag.get("rel", [])]
+    assert [address for address in loaded if urlsplit(address).netloc] == []
+
+
+@each(CHAPTERS)
+def test_notebooks_link_to_what_the_site_has(path):
+    source = (ROOT / "notebooks" / f"{path.stem}.ipynb").read_text("utf8")
+    base = "https://mesh-book.github.io/mesh-book/"
+    for part in source.split(f"]({base}")[1:]:
+        name, _, anchor = part.split(")", 1)[0].partition("#")
+        assert (SITE / name).exists(), name
+        assert not anchor or anchor in anchors(SITE / name), f"{name}#{anchor}"
