@@ -74,7 +74,7 @@ def load_digits():
 
     digits = read()
     pool = Images(enlarge(digits.images), digits.target.astype(np.int32))
-    train, validation, test = split(pool, (1297, 200, 300), SPLIT_SEED)
+    train, validation, test = cut(pool, (1297, 200, 300), SPLIT_SEED)
     return Splits(train, validation, test, tuple("0123456789"),
                   *channel_statistics(train.inputs), flip=False, is_stand_in=True,
                   source="scikit-learn digits, a stand-in for CIFAR-10")
@@ -86,7 +86,7 @@ def load_cifar10(folder):
 
     check_folder(folder, CIFAR10)
     pool, test = (CIFAR10(folder, train=train, download=False) for train in (True, False))
-    train, validation = split(as_images(pool), (45_000, 5_000), SPLIT_SEED)
+    train, validation = cut(as_images(pool), (45_000, 5_000), SPLIT_SEED)
     return Splits(train, validation, as_images(test), tuple(pool.classes),
                   *channel_statistics(train.inputs), flip=True, is_stand_in=False,
                   source="CIFAR-10")
@@ -122,11 +122,11 @@ def enlarge(images_NHW, size=32):
     return np.repeat(np.rint(grey).astype(np.uint8)[..., None], 3, axis=-1)
 
 
-def split(pool, sizes, seed):
+def cut(pool, sizes, seed):
     """Disjoint sets of the given sizes, cut from one seeded permutation."""
     order = np.random.default_rng(seed).permutation(len(pool))
-    cuts = np.split(order, np.cumsum(sizes))[:len(sizes)]
-    return [Images(pool.inputs[rows], pool.labels[rows]) for rows in cuts]
+    parts = np.split(order, np.cumsum(sizes))[:len(sizes)]
+    return [Images(pool.inputs[rows], pool.labels[rows]) for rows in parts]
 
 
 def channel_statistics(inputs_NHWC):
@@ -146,7 +146,7 @@ def epoch_order(length, seed, epoch):
     return np.random.default_rng((seed, epoch)).permutation(length)
 
 
-def nth_batch(split, batch_size, seed, share, number, _=None):
+def nth_batch(split, batch_size, seed, share, number):
     """The rows `share` of global batch `number`: the batch first, then the share."""
     epoch, place = divmod(number, len(split) // batch_size)
     order = epoch_order(len(split), seed, epoch)
@@ -164,13 +164,14 @@ def batches(split, batch_size, seed, epochs=None, workers=0,
     over at the end of an epoch are dropped; epochs=None never ends. The processes
     default to JAX's. Raises ValueError if the sizes do not divide.
     """
-    share = process_share(batch_size, process_index, process_count)
     if not 0 < batch_size <= len(split):
         raise ValueError(f"batch_size {batch_size} does not fit: expected 1 to "
                          f"{len(split)}, the number of images")
-    numbers = grain.MapDataset.range(len(split) // batch_size).repeat(epochs)
+    share = process_share(batch_size, process_index, process_count)
     make = functools.partial(nth_batch, split, batch_size, seed, share)
-    dataset = numbers.map_with_index(make).to_iter_dataset(
+    per_epoch = len(split) // batch_size
+    count = sys.maxsize if epochs is None else epochs * per_epoch
+    dataset = grain.MapDataset.range(count).map(make).to_iter_dataset(
         grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     if workers:
         mark_flags_as_parsed()
