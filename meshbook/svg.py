@@ -111,7 +111,7 @@ def checked_alt(alt):
 def root(body, width, height, alt, shown=None):
     """The whole `<svg>`; `shown` is its width on a wide page, a narrow page shrinks it to fit."""
     label = html.escape(checked_alt(alt))
-    style = f"width:100%;max-width:{number(shown or width)}px;height:auto;{FONT}"
+    style = f"display:block;margin:8px 0;width:100%;max-width:{number(shown or width)}px;height:auto;{FONT}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{label}" '
         f'viewBox="0 0 {number(width)} {number(height)}" fill="currentColor" '
@@ -129,7 +129,7 @@ def side_by_side(*pictures):
     if not pictures:
         raise ValueError("side_by_side expected at least one picture, found none")
     cells = "".join(
-        f'<div style="flex:1 1 300px;min-width:0">{each._repr_html_()}</div>' for each in pictures
+        f'<div style="flex:1 1 260px;min-width:0">{each._repr_html_()}</div>' for each in pictures
     )
-    row = "display:flex;flex-wrap:wrap;gap:1rem 1.5rem;align-items:flex-start"
+    row = "display:flex;flex-wrap:wrap;gap:4px 20px;align-items:flex-start"
     return Picture(f'<div style="{row}">{cells}</div>', "; ".join(each.alt for each in pictures))
