@@ -1,0 +1,122 @@
+"""Run every benchmark, print one table, and record it in results/.
+
+    python -m benchmarks              all of them (make bench)
+    python -m benchmarks dispatch     only bench_dispatch.py
+
+A benchmark is a module bench_NAME.py with a function `run()` that returns a list of
+rows: dicts with name, value, unit, and where they say something floor and note. Each
+runs in a process of its own, so that none inherits another's devices or memory.
+"""
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from datetime import datetime, timezone
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+VERSIONS = ("jax", "jaxlib", "flax", "optax", "numpy", "grain", "torch", "torchvision")
+CHILD = "--rows"
+
+
+def names():
+    """The benchmarks there are."""
+    paths = sorted(Path(__file__).parent.glob("bench_*.py"))
+    return [path.stem.removeprefix("bench_") for path in paths]
+
+
+def measure(name):
+    """The rows of one benchmark, run in its own process; its chatter goes to the terminal."""
+    read, write = os.pipe()
+    command = [sys.executable, "-m", "benchmarks", CHILD, name, str(write)]
+    child = subprocess.Popen(command, cwd=ROOT, pass_fds=[write])
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        rows = pipe.read()
+    if child.wait():
+        sys.exit(f"benchmark {name} failed")
+    return json.loads(rows)
+
+
+def answer(name, descriptor):
+    """In the child: run one benchmark and hand its rows back."""
+    rows = import_module(f"benchmarks.bench_{name}").run()
+    with os.fdopen(int(descriptor), "w") as pipe:
+        json.dump(rows, pipe)
+
+
+def machine():
+    """The processor and how many of its cores there are."""
+    cpuinfo = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    model = found[1] if found else platform.processor() or platform.machine()
+    return f"{' '.join(model.split())}, {len(os.sched_getaffinity(0))} cores"
+
+
+def provenance(arguments):
+    """Where the numbers come from."""
+    git = ["git", "-C", str(ROOT)]
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+    edited = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join(["python -m benchmarks", *arguments]),
+        "commit": commit.stdout.strip() + ("+edits" if edited.stdout.strip() else ""),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in VERSIONS},
+    }
+
+
+def record(results, arguments):
+    """Put the results into this machine's file, under this version of JAX."""
+    slug = re.sub(r"[^a-z0-9]+", "-", machine().lower()).strip("-")
+    path = ROOT / "results" / f"{slug}.json"
+    runs = json.loads(path.read_text()).get("runs", {}) if path.exists() else {}
+    run = runs.setdefault(f"jax {version('jax')}", {"benchmarks": {}})
+    run["benchmarks"] |= {
+        name: {"provenance": provenance(arguments), "rows": rows} for name, rows in results.items()
+    }
+    content = {"machine": machine(), "runs": dict(sorted(runs.items()))}
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    return path
+
+
+def number(value):
+    """A number as the table shows it; a text stays a text."""
+    return value if isinstance(value, str) else "" if value is None else f"{value:,.4g}"
+
+
+def table(results):
+    """All rows of all benchmarks."""
+    shown = Table("benchmark", "what", "value", "unit", "floor", "note")
+    for name, rows in results.items():
+        for row in rows:
+            shown.add_row(name, row["name"], number(row["value"]), row["unit"],
+                          number(row.get("floor")), row.get("note", ""))
+        shown.add_section()
+    return shown
+
+
+def main(arguments):
+    """Run the named benchmarks, or all."""
+    if arguments[:1] == [CHILD]:
+        return answer(*arguments[1:])
+    if unknown := set(arguments) - set(names()):
+        sys.exit(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(names())}")
+    results = {name: measure(name) for name in arguments or names()}
+    path = record(results, arguments)
+    Console().print(table(results))
+    print(f"recorded in {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
