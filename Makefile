@@ -9,7 +9,7 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 export UV_PYTHON_DOWNLOADS := never
 export UV_LINK_MODE ?= copy
 
-.PHONY: help start book test serve sync data bench lock clean
+.PHONY: help environment start book test serve sync data bench lock clean
 help:
 	@sed -n 's/^\([a-z]*\):.*## /make \1: /p' Makefile
 
@@ -23,6 +23,8 @@ book: $(VENV)/installed-$(VERSION)  ## execute every chapter, build the site
 
 test: $(VENV)/installed-$(VERSION)  ## all tests; the chapters at the size "test"
 	MESHBOOK_SIZE=test $(BIN)/python -m pytest --nbmake tests notebooks
+
+environment: $(VENV)/installed-$(VERSION)  ## what book and test install, and no more
 
 serve:  ## the built site on http://127.0.0.1:8000, for this machine only
 	$(PYTHON) -m http.server 8000 --bind 127.0.0.1 --directory _build/html
@@ -47,17 +49,17 @@ clean:  ## remove what was built, and the environments
 	rm -rf _build .venv .venv-start *.egg-info
 
 $(VENV)/installed-$(VERSION): requirements.lock pyproject.toml
-	@$(call environment,$(VENV),requirements.lock)
+	@$(call install,$(VENV),requirements.lock)
 	@$(BIN)/uv pip install -q --python $(BIN)/python --no-deps \
 		--no-build-isolation --editable .
 	@touch $@
 
 $(START)/installed-$(VERSION): requirements-start.lock
-	@$(call environment,$(START),requirements-start.lock)
+	@$(call install,$(START),requirements-start.lock)
 	@touch $@
 
 # Nothing is installed whose hash is not in a lock, uv itself included.
-define environment
+define install
 $(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else \
 	"The book needs Python 3.11 to 3.13, and $(PYTHON) is $(VERSION): try make PYTHON=python3.12")'
 echo "Installing $(2) into $(1) ..."

@@ -92,7 +92,9 @@ def record(results, arguments):
 
 def number(value):
     """A number as the table shows it; a text stays a text."""
-    return value if isinstance(value, str) else "" if value is None else f"{value:,.4g}"
+    if isinstance(value, str) or value is None:
+        return value or ""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def table(results):
