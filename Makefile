@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 START := .venv-start
-VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 export UV_PYTHON_DOWNLOADS := never
 export UV_LINK_MODE ?= copy
 
@@ -60,8 +60,8 @@ $(START)/installed-$(VERSION): requirements-start.lock
 
 # Nothing is installed whose hash is not in a lock, uv itself included.
 define install
-$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else \
-	"The book needs Python 3.11 to 3.13, and $(PYTHON) is $(VERSION): try make PYTHON=python3.12")'
+$(if $(filter $(VERSION),3.11 3.12 3.13),,$(error The book needs Python 3.11 to 3.13, \
+	and $(PYTHON) is $(or $(VERSION),not there): try make PYTHON=python3.12))
 echo "Installing $(2) into $(1) ..."
 $(PYTHON) -m venv --clear $(1)
 $(1)/bin/python -m pip install -qq --disable-pip-version-check \
