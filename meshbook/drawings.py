@@ -44,43 +44,56 @@ def index_text(tile):
 
 
 def tiles_of(array):
-    """{((start, stop), ...): [device ids]} of the shards that this process can address."""
-    if not hasattr(array, "addressable_shards") or isinstance(array, jax.core.Tracer):
+    """Collect who holds what: {((start, stop), ...): [device ids]}, from the shards alone."""
+    if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
         raise TypeError(
-            f"draw_sharding expected a jax.Array with shards on devices, found {type(array).__name__}"
+            f"expected a jax.Array with shards on devices, found {type(array).__name__}"
         )
     tiles = {}
-    for shard in sorted(array.addressable_shards, key=lambda shard: shard.device.id):
-        bounds = [part.indices(size)[:2] for part, size in zip(shard.index, array.shape, strict=True)]
-        tiles.setdefault(tuple(bounds), []).append(shard.device.id)
-    return tiles
+    for shard in array.addressable_shards:
+        (device,) = shard.data.devices()  # where the numbers really are
+        sizes = zip(shard.index, array.shape, strict=True)
+        tile = tuple(part.indices(size)[:2] for part, size in sizes)
+        if shard.data.shape != tuple(stop - start for start, stop in tile):
+            raise ValueError(
+                f"device {device.id} should hold [{index_text(tile)}] of {array.shape}, "
+                f"and holds an array of shape {shard.data.shape}"
+            )
+        tiles.setdefault(tile, []).append(device.id)
+    return {tile: sorted(tiles[tile]) for tile in sorted(tiles)}
 
 
 def assert_tiles(drawing, array):
-    """Assert that the picture shows the array's shards: every device, its tile and its colour."""
+    """Prove that the picture shows the array's shards: every device, its tile and its colour.
+
+    Raises AssertionError, naming device, expected and drawn.
+    """
     drawn = {device: (index, fill) for device, index, fill in drawn_tiles(drawing.html)}
-    held = {
-        device: tuple(slice(*bounds) for bounds in tile)
-        for tile, devices in tiles_of(array).items()
-        for device in devices
-    }
+    held = {device: tile for tile, devices in tiles_of(array).items() for device in devices}
     if drawn.keys() != held.keys():
-        raise AssertionError(f"devices: expected {sorted(held)}, drawn {sorted(drawn)}")
-    for device, index in held.items():
-        expected = (index, svg.device_colour(device))
-        if drawn[device] != expected:
-            raise AssertionError(f"device {device}: holds {expected}, drawn {drawn[device]}")
+        raise AssertionError(f"expected devices {sorted(held)}, drawn {sorted(drawn)}")
+    for device, tile in held.items():
+        index, fill = drawn[device]
+        bounds = tuple((part.start, part.stop) for part in index)
+        if bounds != tile:
+            raise AssertionError(
+                f"device {device} holds [{index_text(tile)}], drawn [{index_text(bounds)}]"
+            )
+        if fill != svg.device_colour(device):
+            raise AssertionError(
+                f"device {device} has the colour {svg.device_colour(device)}, drawn {fill}"
+            )
 
 
 def letters_of(name, rank):
     """The axis letters in a name, `w_DF` or `w[D, F]`: D, F; else `axis 0`, `axis 1`."""
-    inside = re.fullmatch(r".*\[(.*)\]", name or "")
+    inside = re.search(r"\[(.*?)\]", name or "")
     if inside:
         letters = [part.strip().partition("_")[0] for part in inside[1].split(",")]
     else:
-        letters = list((name or "").rpartition("_")[2]) if "_" in (name or "") else []
-    if len(letters) == rank and all(letter.isalpha() for letter in letters):
-        return tuple(letter.upper() for letter in letters)
+        letters = list(((name or "").split() or [""])[0].rpartition("_")[2])
+    if len(letters) == rank and all(letter.isalpha() and letter.isupper() for letter in letters):
+        return tuple(letters)
     return tuple(f"axis {i}" for i in range(rank))
 
 
@@ -240,7 +253,8 @@ def describe(array, name):
         for tile, devices in tiles.items()
     ]
     listed = "; ".join(words) if len(words) <= 8 else "; ".join(words[:8]) + "; and so on"
-    return f"{name or 'an array'}, {array.dtype}{list(array.shape)}, in {len(tiles)} tiles: {listed}"
+    count = f"{len(tiles)} tile" + "s" * (len(tiles) > 1)
+    return f"{name or 'an array'}, {array.dtype}{list(array.shape)}, in {count}: {listed}"
 
 
 def draw_sharding(array, name=None):
