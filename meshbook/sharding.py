@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -96,26 +96,87 @@ def place(batch, mesh):
     return jax.tree.map(put, batch)
 
 
+ROWS = P("batch")
+DATA = dict(
+    BTX=ROWS, BTD=ROWS, BD=ROWS, BTSHK=ROWS, BTHK=ROWS, BTF=ROWS, BC=ROWS
+)
+TENSOR = DATA | dict(
+    BTSHK=P("batch", None, None, "model"),
+    BTHK=P("batch", None, "model"),
+    BTF=P("batch", None, "model"),
+    DSHK=P(None, None, "model"),
+    SHK=P(None, "model"),
+    HKD=P("model"),
+    DF=P(None, "model"),
+    F=P("model"),
+    FD=P("model"),
+)
+FULL = TENSOR | dict(
+    XD=P(None, "batch"),
+    TD=P(None, "batch"),
+    D=P("batch"),
+    DSHK=P("batch", None, "model"),
+    HKD=P("model", None, "batch"),
+    DF=P("batch", "model"),
+    FD=P("model", "batch"),
+    DC=P("batch"),
+)
+
+
+class Layout:
+    """How a table of layouts is used: letters in, arrays laid out accordingly."""
+
+    def spec(self, letters):
+        """Where the tensor of these letters is stored; KeyError if unknown."""
+        if letters not in self.__dataclass_fields__:
+            known = ", ".join(self.__dataclass_fields__)
+            raise KeyError(f"no tensor {letters!r} in this table of {known}")
+        return getattr(self, letters)
+
+    def use(self, letters, x, dtype):
+        """A parameter as products need it: in dtype, and whole along "batch"."""
+        spec, x = self.spec(letters), x.astype(dtype)
+        if "batch" not in spec or letters.startswith("B"):
+            return x
+        return pin(x, P(*(None if axis == "batch" else axis for axis in spec)))
+
+    def einsum(self, pattern, x, w):
+        """einsum of activation x and parameter w; the letters say the layouts.
+
+        On an Explicit mesh the result's layout is part of its type, on Auto it
+        is a constraint, without a mesh nothing. w is cast to the dtype of x.
+        """
+        operands, out = pattern.split("->")
+        w, spec = self.use(operands.split(",")[1], w, x.dtype), self.spec(out)
+        mesh = jax.sharding.get_abstract_mesh()
+        if AxisType.Explicit in mesh.axis_types:
+            return jnp.einsum(pattern, x, w, out_sharding=spec)
+        return pin(jnp.einsum(pattern, x, w), spec)
+
+
 @dataclass(frozen=True)
-class Sharding:
-    """On which mesh axes every kind of tensor is split; a field is a tensor's letters.
+class Sharding(Layout):
+    """On which mesh axes every kind of tensor is split; a field is its letters.
 
     B batch, T tokens, D embed, F hidden, H heads, K head size, C classes,
     S the three of query, key and value, X the numbers in one patch.
     Letters that begin with B are activations, the others are parameters.
-    A parameter that is split over "batch" is gathered just before it is used.
+    A parameter split over "batch" is gathered just before it is used.
+
+    The rows: none() splits nothing. data_parallel(): all parameters everywhere,
+    each device its rows of the batch. tensor_parallel(): heads and hidden units
+    over "model" too, column then row (Shoeybi et al. 2019). fully_sharded():
+    every D of a parameter over "batch" as well (ZeRO stage 3, Rajbhandari 2020).
     """
 
-    # activations
-    BTX: P = P()
+    BTX: P = P()  # activations
     BTD: P = P()
     BD: P = P()
     BTSHK: P = P()
     BTHK: P = P()
     BTF: P = P()
     BC: P = P()
-    # parameters
-    XD: P = P()
+    XD: P = P()  # parameters
     TD: P = P()
     D: P = P()
     DSHK: P = P()
@@ -127,82 +188,10 @@ class Sharding:
     DC: P = P()
     C: P = P()
 
-    @classmethod
-    def none(cls):
-        """Nothing is split: the unsharded model."""
-        return cls()
-
-    @classmethod
-    def data_parallel(cls):
-        """Every device has all parameters and its own rows of the batch."""
-        rows = P("batch")
-        return cls(BTX=rows, BTD=rows, BD=rows, BTSHK=rows, BTHK=rows, BTF=rows, BC=rows)
-
-    @classmethod
-    def tensor_parallel(cls):
-        """Rows over "batch"; heads and hidden units over "model" (column, then row).
-
-        Source: Shoeybi et al. 2019, Megatron-LM, section 3.
-        """
-        return replace(
-            cls.data_parallel(),
-            BTSHK=P("batch", None, None, "model"),
-            BTHK=P("batch", None, "model"),
-            BTF=P("batch", None, "model"),
-            DSHK=P(None, None, "model"),
-            SHK=P(None, "model"),
-            HKD=P("model"),
-            DF=P(None, "model"),
-            F=P("model"),
-            FD=P("model"),
-        )
-
-    @classmethod
-    def fully_sharded(cls):
-        """Tensor parallel, and every D of a parameter is split over "batch" too.
-
-        Source: Rajbhandari et al. 2020, ZeRO, stage 3.
-        """
-        return replace(
-            cls.tensor_parallel(),
-            XD=P(None, "batch"),
-            TD=P(None, "batch"),
-            D=P("batch"),
-            DSHK=P("batch", None, "model"),
-            HKD=P("model", None, "batch"),
-            DF=P("batch", "model"),
-            FD=P("model", "batch"),
-            DC=P("batch"),
-        )
-
-    def spec(self, letters):
-        """Where the tensor of these letters is stored; KeyError for unknown letters."""
-        try:
-            return getattr(self, letters)
-        except AttributeError:
-            known = ", ".join(self.__dataclass_fields__)
-            raise KeyError(f"Sharding has no tensor {letters!r}; it has {known}") from None
-
-    def use(self, letters, x, dtype):
-        """A parameter as computation needs it: in dtype, and whole along "batch"."""
-        spec = self.spec(letters)
-        x = x.astype(dtype)
-        if not letters.startswith("B") and "batch" in spec:
-            x = pin(x, P(*(None if axis == "batch" else axis for axis in spec)))
-        return x
-
-    def einsum(self, pattern, x, w):
-        """einsum of an activation x and a parameter w; the letters say the layouts.
-
-        On an Explicit mesh the result's layout is part of its type; on Auto it is
-        a constraint; without a mesh it means nothing. w is cast to the dtype of x.
-        """
-        operands, out = pattern.split("->")
-        w = self.use(operands.split(",")[1], w, x.dtype)
-        mesh, spec = jax.sharding.get_abstract_mesh(), self.spec(out)
-        if AxisType.Explicit in mesh.axis_types:
-            return jnp.einsum(pattern, x, w, out_sharding=spec)
-        return pin(jnp.einsum(pattern, x, w), spec)
+    none = classmethod(lambda table: table())
+    data_parallel = classmethod(lambda table: table(**DATA))
+    tensor_parallel = classmethod(lambda table: table(**TENSOR))
+    fully_sharded = classmethod(lambda table: table(**FULL))
 
 
 def check_split(letters, shape, spec, mesh=None):
