@@ -18,14 +18,15 @@ import numpy as np
 
 from meshbook import programs, tallies
 
-OPAQUE = re.compile(r"gemm|matmul|conv(?!ert)|dot|attention|fmha|triton|tpu_custom_call|mosaic", re.I)
+OPAQUE = re.compile(
+    r"gemm|matmul|conv(?!ert)|dot|attention|fmha|triton|tpu_custom_call|mosaic", re.IGNORECASE)
 
 
 def work(compiled):
-    """Count the FLOPs that one device executes: products and convolutions, loops multiplied.
+    """Count the FLOPs of the products that one device executes, loops multiplied.
 
-    compiled: `jax.stages.Compiled`, or HLO text. A product of (M, K) and (K, N) is 2·M·K·N FLOPs,
-    a multiplication and an addition for each of the M·N·K pairs. Elementwise work, sorts and
+    compiled: `jax.stages.Compiled`, or HLO text. Convolutions count
+    too. A product of (M, K) and (K, N) is 2·M·K·N FLOPs, a multiplication and an addition for each of the M·N·K pairs. Elementwise work, sorts and
     solvers are not counted. The largest branch of a conditional is taken.
     Raises UnknownTripCount where a loop with products in it does not say how often it turns, and
     ValueError where a custom kernel hides a product from the program's text.

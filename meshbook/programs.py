@@ -102,8 +102,8 @@ def read(text):
             "expected the text of a compiled program, with an ENTRY computation; found "
             f"{text[:60]!r}. Use lowered.compile(), not the lowered program."
         )
-    replicas, partitions = (_header_number(text, key) for key in ("replica_count", "num_partitions"))
-    return Program(computations, entry, replicas, partitions)
+    return Program(computations, entry, _header_number(text, "replica_count"),
+                   _header_number(text, "num_partitions"))
 
 
 def _header_number(text, key):

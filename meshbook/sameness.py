@@ -60,7 +60,9 @@ def assert_same_training(a, b, batches, rtol=2e-6):
         starts = [named_leaves(run.params(_copy(run.state))) for run in (a, b)] if compared else []
         starts = [{name: _whole(leaf) for name, leaf in start.items()} for start in starts]
         ends, losses, worst = _train(a, b, batches, rtol)
-        parameters = _compare_parameters(a, b, starts, ends, zero, len(batches)) if compared else None
+        parameters = None
+        if compared:
+            parameters = _compare_parameters(a, b, starts, ends, zero, len(batches))
     line = f"same training: {len(batches)} steps, losses within {worst:.1e} (allowed {rtol:.0e})"
     for what, apart in (("gradients", gradients), ("parameters", parameters)):
         line += "" if apart is None else f", {what} {apart:.1e} ({TOLERANCE:.0e})"
@@ -90,8 +92,8 @@ def _train(a, b, batches, rtol):
             worst = max(worst, apart)
             if apart > rtol:
                 raise ProofFailed(
-                    f"loss at step {number}, {device_name(device)}: expected {reference:.9g}, found "
-                    f"{loss:.9g}, {apart:.1e} apart (allowed {rtol:.0e})",
+                    f"loss at step {number}, {device_name(device)}: expected {reference:.9g}, "
+                    f"found {loss:.9g}, {apart:.1e} apart (allowed {rtol:.0e})",
                     leaf="loss", device=device.id, expected=reference, found=loss)
     return states, losses, worst
 
@@ -121,8 +123,8 @@ def _compare_gradients(a, b, batch):
     if norm == 0:
         raise ProofFailed("gradients: expected a norm above zero, found 0 in both runs",
                           leaf="gradients", expected="above 0", found=0.0)
-    small = lambda tree, name: _norm([tree[name]]) <= ZERO * norm
-    zero = [name for name in ours if small(ours, name) and small(theirs, name)]
+    zero = [name for name in ours
+            if max(_norm([ours[name]]), _norm([theirs[name]])) <= ZERO * norm]
     rest = [name for name in ours if name not in zero]
     return max((_apart(ours, theirs, name, norm, TOLERANCE * norm, "gradient", "the global norm")
                 for name in rest), default=0.0), zero
@@ -134,7 +136,7 @@ def _compare_parameters(a, b, starts, ends, zero, steps):
     scale = _norm(reference.values())
     for name in first:
         _apart(first, reference, name, scale, ZERO * scale, "parameter at the start", "the norm")
-    trees = [named_leaves(run.params(end)) for run, end in zip((a, b), ends)]
+    trees = [named_leaves(run.params(end)) for run, end in zip((a, b), ends, strict=True)]
     ours, theirs = _matched(*trees, "parameters")
     change = _norm(theirs[name] - reference[name] for name in theirs)
     rounding = math.sqrt(steps) * np.finfo(np.float32).eps
@@ -149,8 +151,8 @@ def _matched(ours, theirs, what):
     if ours.keys() != theirs.keys():
         only = [", ".join(sorted(x.keys() - y.keys())[:4]) or "nothing"
                 for x, y in ((ours, theirs), (theirs, ours))]
-        raise ProofFailed(f"{what}: expected the same leaves in both runs, found only in the first: "
-                          f"{only[0]}; only in the second: {only[1]}",
+        raise ProofFailed(f"{what}: expected the same leaves in both runs, found only in the "
+                          f"first: {only[0]}; only in the second: {only[1]}",
                           leaf=what, expected=sorted(theirs), found=sorted(ours))
     assert_replicas_equal(ours)
     assert_replicas_equal(theirs)
@@ -182,7 +184,7 @@ def _apart(ours, theirs, name, norm, allowed, what, of):
         at = np.unravel_index(np.argmax(difference), difference.shape)
         expected, found = float(theirs[name][at]), float(ours[name][at])
         raise ProofFailed(
-            f"{what}, leaf {name}: {apart / norm:.1e} of {of} apart (allowed {allowed / norm:.0e}); "
-            f"most at {tuple(map(int, at))}: expected {expected:.9g}, found {found:.9g}",
+            f"{what}, leaf {name}: {apart / norm:.1e} of {of} apart (allowed "
+            f"{allowed / norm:.0e}); most at {tuple(map(int, at))}: expected {expected:.9g}, found {found:.9g}",
             leaf=name, expected=expected, found=found)
     return apart / norm if norm else 0.0

@@ -92,8 +92,9 @@ def _common_mesh(leaves):
 
 def _require_array(name, leaf):
     if not isinstance(leaf, jax.Array):
-        raise ProofFailed(f"leaf {name}: expected a jax.Array on devices, found "
-                          f"{type(leaf).__name__} on the host", leaf=name, found=type(leaf).__name__)
+        kind = type(leaf).__name__
+        raise ProofFailed(f"leaf {name}: expected a jax.Array on devices, found {kind} on the host",
+                          leaf=name, expected="jax.Array", found=kind)
 
 
 def _on_mesh(name, leaf, spec, mesh):
@@ -140,7 +141,7 @@ def _misplaced(name, leaf, sharding):
 
 
 def _slices(index, shape):
-    return tuple(each.indices(extent)[:2] for each, extent in zip(index, shape))
+    return tuple(each.indices(extent)[:2] for each, extent in zip(index, shape, strict=True))
 
 
 def _written(slices):
@@ -197,8 +198,8 @@ class ShardingTable:
 
     def _repr_markdown_(self):
         rows = [[f"`{row[0]}`", row[1], row[2], f"`{row[3]}`", *row[4:]] for row in self.rows]
-        return markdown(self.header, [*rows, [f"**{cell}**" if cell else "" for cell in self.total]],
-                        numbers=1)
+        total = [f"**{cell}**" if cell else "" for cell in self.total]
+        return markdown(self.header, [*rows, total], numbers=1)
 
 
 def _ranges(ids):

@@ -145,7 +145,8 @@ def _value(program, computation, name, path, given):
         callee = program.computations[instruction.called("calls", "to_apply")[0]]
         return _value(program, callee, callee.root, path, lambda number, path: ask(number, path))
     if opcode == "while":
-        return ask(0, path) if _passes_through(program, instruction.called("body")[0], path) else None
+        kept = _passes_through(program, instruction.called("body")[0], path)
+        return ask(0, path) if kept else None
     if opcode in ARITHMETIC or opcode == "compare":
         sides = ask(0), ask(1)
         if any(not isinstance(side, int) for side in sides):

@@ -36,8 +36,18 @@ class Traffic(dict):
     """What one device exchanges in one run: (kind, axes) -> Moved(count, bytes).
 
     `axes` is a tuple of names in the order of the mesh, such as ("model",); collectives whose
-    groups are those of no set of axes stand under ("?",). Prints as an aligned table.
+    groups are those of no set of axes stand under ("?",), and `odd` has one such set of groups.
+    Prints as an aligned table.
     """
+
+    def __init__(self, moved=(), odd=""):
+        super().__init__(moved)
+        self.odd = odd
+
+    @property
+    def note(self):
+        """What stands below the table where axes are unknown."""
+        return f"\n\n?: no set of mesh axes makes the groups {self.odd}" if self.odd else ""
 
     def along(self, *axes, kind=None):
         """What moved along exactly these axes, of one kind or of all: Moved(count, bytes)."""
@@ -58,12 +68,14 @@ class Traffic(dict):
     def __repr__(self):
         if not self:
             return "no collectives"
-        return aligned(("collective", "along", "count", "bytes a device"), self.rows(), numbers=2)
+        return aligned(("collective", "along", "count", "bytes a device"), self.rows(),
+                       numbers=2) + self.note.replace("\n\n", "\n")
 
     def _repr_markdown_(self):
         if not self:
             return "no collectives"
-        return markdown(("collective", "along", "count", "bytes a device"), self.rows(), numbers=2)
+        return markdown(("collective", "along", "count", "bytes a device"), self.rows(),
+                        numbers=2) + self.note
 
 
 def _sum(moved):
@@ -86,7 +98,7 @@ def collectives(compiled, mesh):
     """
     program = programs.read(compiled)
     places = _places(compiled, mesh, program.replicas * program.partitions)
-    chains = _chains(program)
+    chains, odd = _chains(program), []
 
     def measure(computation, instruction):
         found = _collective(program, computation, instruction, chains)
@@ -96,11 +108,22 @@ def collectives(compiled, mesh):
         axes = _axes(source, kind, program, mesh, places) if shape else ()
         if not axes:
             return collections.Counter()
+        if axes == UNKNOWN:
+            odd.append(_groups(source, kind, program))
         return collections.Counter({(kind, axes, "count"): 1, (kind, axes, "bytes"): _bytes(shape)})
 
     counted = tallies.tally(program, measure)
     keys = sorted({key[:2] for key in counted})
-    return Traffic({key: Moved(counted[*key, "count"], counted[*key, "bytes"]) for key in keys})
+    moved = {key: Moved(counted[*key, "count"], counted[*key, "bytes"]) for key in keys}
+    groups = odd[0][:4] if odd else ()
+    return Traffic(moved, " ".join(_named(group, mesh, places) for group in groups))
+
+
+def _named(group, mesh, places):
+    """A group by the ids of its devices: {0,4}."""
+    devices = getattr(mesh, "devices", np.arange(len(places))).ravel()
+    ids = (getattr(devices[places[each]], "id", places[each]) for each in group)
+    return "{" + ",".join(map(str, ids)) + "}"
 
 
 def _places(compiled, mesh, devices):
@@ -183,11 +206,11 @@ def _axes(instruction, kind, program, mesh, places):
     names = tuple(mesh.shape) if mesh is not None else ()
     position = np.arange(len(places)).reshape(sizes)
     if kind == "collective-permute":
-        ids = [int(number) for number in INTS.findall(instruction.attributes["source_target_pairs"])]
-        pairs = [tuple(np.unravel_index(places[each], sizes) for each in pair)
-                 for pair in zip(ids[::2], ids[1::2])]
-        return tuple(name for at, name in enumerate(names)
-                     if any(source[at] != target[at] for source, target in pairs))
+        ids = [int(each) for each in INTS.findall(instruction.attributes["source_target_pairs"])]
+        at = [np.unravel_index(places[each], sizes) for each in ids]
+        pairs = list(zip(at[::2], at[1::2], strict=True))
+        return tuple(name for axis, name in enumerate(names)
+                     if any(source[axis] != target[axis] for source, target in pairs))
     groups = {frozenset(places[each] for each in group)
               for group in _groups(instruction, kind, program)}
     if all(len(group) == 1 for group in groups):
@@ -228,8 +251,8 @@ def replica_groups(text):
         return _mesh_groups(text)
     if "<=" in text:
         return _iota(text).tolist()
-    groups = [[int(each) for each in INTS.findall(group)] for group in re.findall(r"{([^{}]*)}", text)]
-    return [group for group in groups if group]
+    groups = re.findall(r"{([^{}]*\d[^{}]*)}", text)
+    return [[int(each) for each in INTS.findall(group)] for group in groups]
 
 
 def _iota(text):

@@ -62,7 +62,7 @@ def aligned(header, rows, numbers=0):
     left = len(header) - numbers
     lines = (
         [cell.ljust(width) if at < left else cell.rjust(width)
-         for at, (cell, width) in enumerate(zip(row, widths))]
+         for at, (cell, width) in enumerate(zip(row, widths, strict=True))]
         for row in [header, *rows]
     )
     return "\n".join("  ".join(line).rstrip() for line in lines)
