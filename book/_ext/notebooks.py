@@ -63,8 +63,9 @@ class Links:
 
     def document(self, text, name):
         """Another page, by default under its own title."""
+        page = self.page(name)
         title = HEADING.search((self.book / f"{name}.md").read_text("utf8"))[1]
-        return f"[{text or title}]({self.page(name)})"
+        return f"[{text or title}]({page})"
 
     def label(self, text, label):
         """A labelled section, by default under its own heading."""

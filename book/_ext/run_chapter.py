@@ -4,6 +4,7 @@ import linecache
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 CELL = re.compile(r"^```\{code-cell\}[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -17,11 +18,11 @@ def cells(text):
 
 def run(chapter):
     """Execute the cells of a chapter in order, in one namespace."""
-    names = {"__name__": "__main__"}
+    main = sys.modules["__main__"] = ModuleType("__main__")
     for number, code in enumerate(cells(chapter.read_text("utf8")), 1):
         name = f"<{chapter.stem}, cell {number}>"
         linecache.cache[name] = (len(code), None, code.splitlines(True), name)
-        exec(compile(code, name, "exec"), names)
+        exec(compile(code, name, "exec"), vars(main))
 
 
 if __name__ == "__main__":
