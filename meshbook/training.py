@@ -76,6 +76,16 @@ class TrainState:
     program: Program = field(metadata={"static": True})
 
 
+def recipe(steps, peak=2e-3):
+    """The book's optimizer: AdamW, whose learning rate warms up and falls again.
+
+    steps: how many there will be; the rate rises to peak during the first tenth
+    and then follows half a cosine down to 0. Source: Loshchilov and Hutter 2019.
+    """
+    rate = optax.warmup_cosine_decay_schedule(0, peak, steps // 10, steps)
+    return optax.adamw(rate, b2=0.99, weight_decay=0.05)
+
+
 def as_it_is(inputs, key=None):
     """The default `prepare`: inputs reach the model unchanged."""
     return inputs

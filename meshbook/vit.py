@@ -1,7 +1,7 @@
 """The vision transformer: images (B, 32, 32, 3) to logits (B, C).
 
-Source: Dosovitskiy et al. 2021, "An image is worth 16x16 words". One class, whatever
-the layout: where each tensor lives is said by the `Sharding` that it is given.
+Source: Dosovitskiy et al. 2021, "An image is worth 16x16 words". One class,
+whatever the layout: the `Sharding` that it is given says where tensors live.
 """
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ class ViTConfig:
     """Sizes of a ViT; the defaults are those of the source's notebook.
 
     image, patch: pixels along one side; embed D, hidden F, heads H, layers L;
-    dropout: share of hidden units dropped in training; dtype: of activations and
-    products; param_dtype: of parameters. Raises ValueError where sizes do not fit.
+    dropout: share of hidden units dropped in training; dtype: of activations
+    and products; param_dtype: of parameters. Raises ValueError where sizes do
+    not fit.
     """
 
     image: int = 32
@@ -38,12 +39,17 @@ class ViTConfig:
     def __post_init__(self):
         if self.image % self.patch:
             raise ValueError(
-                f"an image of {self.image} pixels is not cut evenly by patches of {self.patch}"
+                f"an image of {self.image} pixels is not cut evenly by "
+                f"patches of {self.patch}"
             )
         if self.embed % self.heads:
-            raise ValueError(f"embed D={self.embed} does not divide into {self.heads} heads")
+            raise ValueError(
+                f"embed D={self.embed} does not divide into {self.heads} heads"
+            )
         if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is a share in [0, 1); found {self.dropout}")
+            raise ValueError(
+                f"dropout is a share in [0, 1); found {self.dropout}"
+            )
 
     @property
     def tokens(self):
@@ -61,11 +67,12 @@ def parameter(letters, shape, initializer, rngs, config, sharding):
     spec = sharding.spec(letters)
     check_split(letters, shape, spec)
     value = initializer(rngs.params(), shape, config.param_dtype)
-    return nnx.Param(value, out_sharding=spec) if any(spec) else nnx.Param(value)
+    layout = {"out_sharding": spec} if any(spec) else {}
+    return nnx.Param(value, **layout)
 
 
 def dropout(x, rate, key):
-    """x with a share of its numbers set to 0 and the rest scaled up; no key: x."""
+    """x with a share of its numbers 0 and the rest scaled up; no key: x."""
     if key is None or rate == 0:
         return x
     layout = jax.typeof(x).sharding
@@ -74,9 +81,30 @@ def dropout(x, rate, key):
     return jnp.where(keep, x / (1 - rate), 0).astype(x.dtype)
 
 
+def fold(key, number):
+    """A key of its own for each number; no key stays no key."""
+    return None if key is None else jax.random.fold_in(key, number)
+
+
+def position_init(key, shape, dtype):
+    """Uniform from -0.5 to 0.5, about as large as what the patches give.
+
+    Uniform numbers are bit-equal on every mesh; normal ones are not.
+    """
+    return jax.random.uniform(key, shape, dtype, -0.5, 0.5)
+
+
 def patches(images_BHWC, config, sharding):
-    """Images cut into patches, a row of numbers each: (B, T-1, X)."""
-    B, n, p = images_BHWC.shape[0], config.image // config.patch, config.patch
+    """Images cut into patches, a row of numbers each: (B, T-1, X).
+
+    Raises ValueError for images of another shape than config says.
+    """
+    side, shape = config.image, images_BHWC.shape
+    if shape[1:] != (side, side, 3):
+        raise ValueError(
+            f"expected images (B, {side}, {side}, 3), found {shape}"
+        )
+    B, n, p = shape[0], side // config.patch, config.patch
     x = pin(images_BHWC, sharding.BTX)
     x = reshape(x, (B, n, p, n, p, 3), sharding.BTX)
     x = x.transpose(0, 1, 3, 2, 4, 5)
@@ -87,7 +115,8 @@ class Norm(nnx.Module):
     """Layer normalisation over D, computed in float32."""
 
     def __init__(self, config, sharding, *, rngs):
-        make = lambda f: parameter("D", (config.embed,), f, rngs, config, sharding)
+        shape = (config.embed,)
+        make = lambda f: parameter("D", shape, f, rngs, config, sharding)
         self.scale_D, self.bias_D = make(init.ones), make(init.zeros)
         self.sharding = sharding
 
@@ -107,7 +136,9 @@ class Attention(nnx.Module):
     def __init__(self, config, sharding, *, rngs):
         D, H, K = config.embed, config.heads, config.head_size
         fan = dict(scale=1.0, mode="fan_avg", distribution="uniform")
-        qkv = init.variance_scaling(**fan, in_axis=0, out_axis=(2, 3), batch_axis=1)
+        qkv = init.variance_scaling(
+            **fan, in_axis=0, out_axis=(2, 3), batch_axis=1
+        )
         out = init.variance_scaling(**fan, in_axis=(0, 1), out_axis=2)
         make = lambda *what: parameter(*what, rngs, config, sharding)
         self.w_qkv_DSHK = make("DSHK", (D, 3, H, K), qkv)
@@ -140,13 +171,12 @@ class MLP(nnx.Module):
 
     def __call__(self, x_BTD, key=None):
         s, dtype = self.sharding, x_BTD.dtype
-        keys = (None, None) if key is None else jax.random.split(key)
         h_BTF = s.einsum("BTD,DF->BTF", x_BTD, self.w_in_DF[...])
         h_BTF = jax.nn.gelu(h_BTF + s.use("F", self.b_in_F[...], dtype))
-        h_BTF = dropout(h_BTF, self.rate, keys[0])
+        h_BTF = dropout(h_BTF, self.rate, fold(key, 0))
         y_BTD = s.einsum("BTF,FD->BTD", h_BTF, self.w_out_FD[...])
         y_BTD = y_BTD + s.use("D", self.b_out_D[...], dtype)
-        return dropout(y_BTD, self.rate, keys[1])
+        return dropout(y_BTD, self.rate, fold(key, 1))
 
 
 class Block(nnx.Module):
@@ -169,19 +199,23 @@ class ViT(nnx.Module):
     """A vision transformer: images (B, 32, 32, 3) to logits (B, C).
 
     With a key it is in training and drops hidden units; without, in evaluation.
-    Raises ValueError where the current mesh cannot divide heads, hidden or embed
-    sizes as the sharding asks, and for images of another shape.
+    Raises ValueError where the current mesh cannot divide heads, hidden or
+    embed sizes as the sharding asks, and for images of another shape.
     """
 
-    def __init__(self, config: ViTConfig, sharding: Sharding, *, rngs: nnx.Rngs):
-        X, T, D, C = config.patch**2 * 3, config.tokens, config.embed, config.classes
+    def __init__(
+        self, config: ViTConfig, sharding: Sharding, *, rngs: nnx.Rngs
+    ):
+        T, D, C = config.tokens, config.embed, config.classes
+        X = config.patch**2 * 3
         make = lambda *what: parameter(*what, rngs, config, sharding)
         self.w_patch_XD = make("XD", (X, D), init.xavier_uniform())
         self.b_patch_D = make("D", (D,), init.zeros)
         self.class_D = make("D", (D,), init.zeros)
         self.position_TD = make("TD", (T, D), position_init)
-        blocks = [Block(config, sharding, rngs=rngs) for _ in range(config.layers)]
-        self.blocks = nnx.List(blocks)
+        self.blocks = nnx.List(
+            Block(config, sharding, rngs=rngs) for _ in range(config.layers)
+        )
         self.norm = Norm(config, sharding, rngs=rngs)
         self.w_head_DC = make("DC", (D, C), init.xavier_uniform())
         self.b_head_C = make("C", (C,), init.zeros)
@@ -199,21 +233,12 @@ class ViT(nnx.Module):
 
     def __call__(self, images_BHWC, key=None):
         c, s = self.config, self.sharding
-        if images_BHWC.shape[1:] != (c.image, c.image, 3):
-            raise ValueError(
-                f"expected images (B, {c.image}, {c.image}, 3), found {images_BHWC.shape}"
-            )
         with jax.named_scope("embed"):
             x_BTD = self.embed(images_BHWC)
         for i, block in enumerate(self.blocks):
             with jax.named_scope(f"block_{i}"):
-                x_BTD = block(x_BTD, None if key is None else jax.random.fold_in(key, i))
+                x_BTD = block(x_BTD, fold(key, i))
         with jax.named_scope("head"):
             x_BD = self.norm(x_BTD[:, 0])
             logits_BC = s.einsum("BD,DC->BC", x_BD, self.w_head_DC[...])
             return logits_BC + s.use("C", self.b_head_C[...], c.dtype)
-
-
-def position_init(key, shape, dtype):
-    """Uniform with deviation 1/√3·0.5: bit-equal on every mesh (normal is not)."""
-    return jax.random.uniform(key, shape, dtype, -0.5, 0.5)
