@@ -55,7 +55,8 @@ def draw_weights(tree):
         y += max(height for _, _, height in cells) + 10
     held = sum(leaf.addressable_shards[0].data.nbytes for _, leaf in leaves)
     total = sum(leaf.nbytes for _, leaf in leaves)
-    body.append(svg.text(0, y + 12, f"device 0 holds {size_text(held)} of {size_text(total)}", 12, "start"))
+    words = f"device 0 holds {size_text(held)} of {size_text(total)}"
+    body.append(svg.text(0, y + 12, words, 12, "start"))
     alt = "Where each weight lives. " + ". ".join(describe(leaf, name) for name, leaf in leaves)
     return svg.picture("".join(body), 352, y + 20, alt, shown=600)
 
@@ -91,20 +92,19 @@ def draw_values(array, name, origins=None):
     shards = sorted(array.addressable_shards, key=lambda shard: shard.device.id)
     rows = [(shard.device.id, np.ravel(shard.data).tolist()) for shard in shards]
     wide = min(30.0, 300.0 / max(len(values) for _, values in rows))
-    body = [svg.text(0, 12, f"{name}  {array.dtype}{list(array.shape)}", 12, "start", font_weight="600")]
+    title = f"{name}  {array.dtype}{list(array.shape)}"
+    body = [svg.text(0, 12, title, 12, "start", font_weight="600")]
     for i, (device, values) in enumerate(rows):
         y = 22.0 + 27 * i
         colour = svg.device_colour(device)
         body.append(svg.element("circle", cx=11, cy=y + 11, r=10, fill=colour))
         body.append(svg.text(11, y + 15, str(device), 12, fill=svg.ink(colour)))
-        body += [
-            cell(30 + wide * j, y, wide - 2, value, device if origins is None else origins.get(value))
-            for j, value in enumerate(values)
-        ]
-    alt = f"{name}: " + "; ".join(
-        f"device {device} holds {', '.join(f'{value:g}' for value in values)}" for device, values in rows
-    )
-    return svg.picture("".join(body), 332, 24 + 27 * len(rows), alt)
+        for j, value in enumerate(values):
+            origin = device if origins is None else origins.get(value)
+            body.append(cell(30 + wide * j, y, wide - 2, value, origin))
+    words = lambda values: ", ".join(f"{value:g}" for value in values)
+    held = [f"device {device} holds {words(values)}" for device, values in rows]
+    return svg.picture("".join(body), 332, 24 + 27 * len(rows), f"{name}: {'; '.join(held)}")
 
 
 def cell(x, y, wide, value, device):

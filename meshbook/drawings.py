@@ -103,7 +103,7 @@ def split_axes(shape, tiles):
 
 
 def arrange(shape, tiles):
-    """(vertical axes, horizontal axes), outermost first: the split ones, of a matrix always both."""
+    """(vertical axes, horizontal axes), outermost first: the split ones, a matrix's both."""
     axes = list(range(len(shape))) if len(shape) <= 2 else split_axes(shape, tiles)
     if len(shape) > 2 and len(axes) == 1:
         return axes, []

@@ -128,11 +128,11 @@ def bars(values, unit, alt):
             wide = width * value / longest
             body.append(svg.rectangle(x, y + 18, wide, 12, fill=colours[part], rx=1))
             x += wide
-    return svg.picture("".join(body), width, top + 40.0 * len(rows), alt, shown=560)
+    return svg.picture("".join(body), width, top + 40.0 * len(rows), alt, shown=440)
 
 
 def readable(value):
-    """A number with three significant digits (all of them for whole numbers) and thousands commas."""
+    """A number with commas: a whole number in full, another to three significant digits."""
     rounded = value if value == int(value) else float(f"{value:.3g}")
     return f"{rounded:,.0f}" if rounded == int(rounded) else f"{rounded:,}"
 

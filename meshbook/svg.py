@@ -10,8 +10,8 @@ from dataclasses import dataclass
 FONT = "font-family:system-ui,-apple-system,'Segoe UI',Roboto,sans-serif"
 # Okabe and Ito's palette (distinguishable for colour-blind readers), black replaced by a grey.
 DEVICES = (
-    "#0072b2", "#56b4e9", "#d55e00", "#e69f00", "#009e73", "#f0e442", "#cc79a7", "#9a9a9a",
-)  # fmt: skip
+    "#0072b2", "#56b4e9", "#d55e00", "#e69f00", "#009e73", "#f0e442", "#cc79a7", "#686868",
+)
 # Those of them that keep a contrast of 3:1 as a thin line on white and on a dark page.
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#c2689a", "#858585")
 
@@ -82,7 +82,8 @@ def arrow(x1, y1, x2, y2, head=4.0):
     along = (x2 > x1) - (x2 < x1), (y2 > y1) - (y2 < y1)
     back = x2 - 1.6 * head * along[0], y2 - 1.6 * head * along[1]
     side = head * along[1], head * along[0]
-    points = [(x2, y2), (back[0] + side[0], back[1] + side[1]), (back[0] - side[0], back[1] - side[1])]
+    wings = [(back[0] + sign * side[0], back[1] + sign * side[1]) for sign in (1, -1)]
+    points = [(x2, y2), *wings]
     tip = " ".join(f"{number(x)},{number(y)}" for x, y in points)
     return line(x1, y1, *back, width=1.4) + element("polygon", points=tip, fill="currentColor")
 
@@ -111,7 +112,8 @@ def checked_alt(alt):
 def root(body, width, height, alt, shown=None):
     """The whole `<svg>`; `shown` is its width on a wide page, a narrow page shrinks it to fit."""
     label = html.escape(checked_alt(alt))
-    style = f"display:block;margin:8px 0;width:100%;max-width:{number(shown or width)}px;height:auto;{FONT}"
+    size = f"width:100%;max-width:{number(shown or width)}px;height:auto"
+    style = f"display:block;margin:8px 0;{size};{FONT}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{label}" '
         f'viewBox="0 0 {number(width)} {number(height)}" fill="currentColor" '
