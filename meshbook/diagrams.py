@@ -58,7 +58,7 @@ def draw_weights(tree):
     words = f"device 0 holds {size_text(held)} of {size_text(total)}"
     body.append(svg.text(0, y + 12, words, 12, "start"))
     alt = "Where each weight lives. " + ". ".join(describe(leaf, name) for name, leaf in leaves)
-    return svg.picture("".join(body), 352, y + 20, alt, shown=600)
+    return svg.picture("".join(body), 352, y + 20, alt, shown=480)
 
 
 def draw_flow(steps, alt, repeat=None):
