@@ -11,7 +11,8 @@ from playwright.sync_api import sync_playwright
 
 SITE = Path(__file__).resolve().parents[1] / "_build" / "html"
 PAGES = sorted(path.relative_to(SITE).as_posix() for path in SITE.glob("book/*.html"))
-CHROMIUM = next(filter(None, map(shutil.which, ["chromium", "chromium-browser", "google-chrome"])), None)
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
 
 pytestmark = [
     pytest.mark.skipif(not PAGES, reason="no site in _build/html: make book"),
