@@ -67,6 +67,18 @@ def show(obj, against=None):
     return Fence("diff", "\n".join(list(lines)[2:]))
 
 
+def refused(function, *args, **kwargs):
+    """Return what this call says when it refuses: the message of its error.
+
+    Raises AssertionError where the call goes through.
+    """
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError(f"{function.__name__} was expected to refuse this, and did not")
+
+
 class Fence:
     """A fenced block of code, which notebooks render as Markdown."""
 

@@ -95,5 +95,11 @@ def test_show_against_is_a_diff():
     assert "-    return x + 1" in lines and "+    return x + 2" in lines
 
 
+def test_refused_is_the_message_of_the_error():
+    assert helpers.refused(int, "x").startswith("ValueError: invalid literal")
+    with pytest.raises(AssertionError, match="int was expected to refuse"):
+        helpers.refused(int, "1")
+
+
 def test_helpers_stay_thin():
     assert len((ROOT / "helpers.py").read_text().splitlines()) <= 200
