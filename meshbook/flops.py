@@ -25,9 +25,9 @@ OPAQUE = re.compile(
 def work(compiled):
     """Count the FLOPs of the products that one device executes, loops multiplied.
 
-    compiled: `jax.stages.Compiled`, or HLO text. Convolutions count
-    too. A product of (M, K) and (K, N) is 2·M·K·N FLOPs, a multiplication and an addition for each of the M·N·K pairs. Elementwise work, sorts and
-    solvers are not counted. The largest branch of a conditional is taken.
+    compiled: `jax.stages.Compiled`, or HLO text. A product of (M, K) and (K, N) is 2·M·K·N FLOPs, a
+    multiplication and an addition each; convolutions count likewise, elementwise work, sorts and
+    solvers do not. The largest branch of a conditional is taken.
     Raises UnknownTripCount where a loop with products in it does not say how often it turns, and
     ValueError where a custom kernel hides a product from the program's text.
 

@@ -18,7 +18,7 @@ PROOFS = ("sharded", "same", "communicates", "divided", "drawn")
 
 
 def examine(specimen):
-    """Put the four proofs, and the check of a drawing, to a specimen: {proof: None where it holds, else what it raised}."""
+    """Put the four proofs to a specimen, and the check of a drawing: what each raised, or None."""
     checks = {
         "sharded": lambda: _sharded(specimen),
         "same": lambda: proofs.assert_same_training(
@@ -60,8 +60,9 @@ def _run(specimen):
     def step(state, number):
         return specimen.compiled(state, specimen.batch(number))
 
-    return proofs.Run(step, specimen.state(), lambda state, number: step(state, number)[0]["moments"],
-                      lambda state: state["params"])
+    return proofs.Run(step, specimen.state(),
+                      gradients=lambda state, number: step(state, number)[0]["moments"],
+                      params=lambda state: state["params"])
 
 
 @functools.cache

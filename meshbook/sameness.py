@@ -185,6 +185,7 @@ def _apart(ours, theirs, name, norm, allowed, what, of):
         expected, found = float(theirs[name][at]), float(ours[name][at])
         raise ProofFailed(
             f"{what}, leaf {name}: {apart / norm:.1e} of {of} apart (allowed "
-            f"{allowed / norm:.0e}); most at {tuple(map(int, at))}: expected {expected:.9g}, found {found:.9g}",
+            f"{allowed / norm:.0e}); most at {tuple(map(int, at))}: expected {expected:.9g}, "
+            f"found {found:.9g}",
             leaf=name, expected=expected, found=found)
     return apart / norm if norm else 0.0

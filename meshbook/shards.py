@@ -5,7 +5,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from meshbook.verdicts import (
-    ProofFailed, Verdict, aligned, device_name, markdown, named_leaves, path_name, sized_bytes)
+    ProofFailed, Verdict, aligned, device_name, leaf_count, markdown, named_leaves, path_name,
+    sized_bytes)
 
 
 def assert_sharded(tree, expected, mesh=None):
@@ -23,7 +24,8 @@ def assert_sharded(tree, expected, mesh=None):
     """
     leaves = named_leaves(tree)
     specs = _for_each_leaf(tree, expected)
-    mesh = mesh or _ambient_mesh() or _common_mesh(leaves)
+    if mesh is None and any(isinstance(spec, PartitionSpec) for spec in specs.values()):
+        mesh = _ambient_mesh() or _common_mesh(leaves)
     faults = []
     for name, leaf in leaves.items():
         _require_array(name, leaf)
@@ -35,7 +37,7 @@ def assert_sharded(tree, expected, mesh=None):
         raise faults[0]
     held = bytes_by_device(tree)
     return Verdict(
-        f"sharded: {len(leaves)} leaves on {len(held)} devices, "
+        f"sharded: {leaf_count(leaves)} on {len(held)} devices, "
         f"{sized_bytes(max(held.values(), default=0))} a device", bytes=held)
 
 
@@ -111,7 +113,7 @@ def _on_mesh(name, leaf, spec, mesh):
         spec = NamedSharding(mesh, spec)
     try:
         if len(spec.spec) > leaf.ndim:
-            raise ValueError(f"{len(spec.spec)} entries for {leaf.ndim} dimensions")
+            raise ValueError(f"spec of length {len(spec.spec)} for {leaf.ndim} dimensions")
         spec.shard_shape(leaf.shape)
     except ValueError as problem:
         raise ValueError(f"leaf {name}: {spec.spec} does not fit shape {leaf.shape} on mesh "
@@ -141,7 +143,8 @@ def _misplaced(name, leaf, sharding):
 
 
 def _slices(index, shape):
-    return tuple(each.indices(extent)[:2] for each, extent in zip(index, shape, strict=True))
+    pairs = zip(index, shape, strict=False)  # the index of a random key has one entry more
+    return tuple(each.indices(extent)[:2] for each, extent in pairs)
 
 
 def _written(slices):
@@ -183,7 +186,7 @@ class ShardingTable:
         self.bytes_by_device = bytes_by_device(tree)
         self.bytes = max(self.bytes_by_device.values(), default=0)
         devices = _ranges(device.id for device in self.bytes_by_device)
-        self.total = (f"{len(leaves)} leaves", "", "", "", devices, f"{self.bytes:,}")
+        self.total = (leaf_count(leaves), "", "", "", devices, f"{self.bytes:,}")
 
     @staticmethod
     def _row(name, leaf):
@@ -229,7 +232,7 @@ def assert_replicas_equal(tree):
     Raises ProofFailed, naming leaf, both devices and the largest difference.
 
     >>> assert_replicas_equal(state)
-    replicas equal: 34 leaves, up to 8 copies
+    replicas equal: 34 leaves, 8 copies
     """
     leaves, copies = named_leaves(tree), 1
     for name, leaf in leaves.items():
@@ -242,7 +245,7 @@ def assert_replicas_equal(tree):
             if here.tobytes() != there.tobytes():
                 raise _drifted(name, place, device, shard.device, there, here)
         copies = max(copies, *count.values(), 1)
-    return Verdict(f"replicas equal: {len(leaves)} leaves, up to {copies} copies", copies=copies)
+    return Verdict(f"replicas equal: {leaf_count(leaves)}, {copies} copies", copies=copies)
 
 
 def _drifted(name, place, first, second, expected, found):

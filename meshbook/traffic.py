@@ -15,6 +15,7 @@ import re
 from typing import NamedTuple
 
 import numpy as np
+from jax.sharding import Mesh
 
 from meshbook import programs, tallies
 from meshbook.verdicts import aligned, markdown
@@ -102,7 +103,7 @@ def collectives(compiled, mesh):
 
     def measure(computation, instruction):
         found = _collective(program, computation, instruction, chains)
-        if found is None:
+        if found is None or len(places) == 1:
             return None
         kind, shape, source = found
         axes = _axes(source, kind, program, mesh, places) if shape else ()
@@ -121,9 +122,13 @@ def collectives(compiled, mesh):
 
 def _named(group, mesh, places):
     """A group by the ids of its devices: {0,4}."""
-    devices = getattr(mesh, "devices", np.arange(len(places))).ravel()
-    ids = (getattr(devices[places[each]], "id", places[each]) for each in group)
-    return "{" + ",".join(map(str, ids)) + "}"
+    ids = _ids(mesh) or range(len(places))
+    return "{" + ",".join(str(ids[places[each]]) for each in group) + "}"
+
+
+def _ids(mesh):
+    """The ids of a mesh's devices in order; None for an abstract mesh, which has none."""
+    return [device.id for device in mesh.devices.flat] if isinstance(mesh, Mesh) else None
 
 
 def _places(compiled, mesh, devices):
@@ -136,11 +141,11 @@ def _places(compiled, mesh, devices):
             + ("no mesh" if mesh is None else f"a mesh of {mesh.size}: {dict(mesh.shape)}"))
     shardings = getattr(compiled, "input_shardings", ((), {}))
     meshes = (getattr(sharding, "mesh", None) for tree in shardings for sharding in _leaves(tree))
-    own = next((each for each in meshes if each is not None and each.size == devices), None)
-    if own is None or not hasattr(own, "devices") or not hasattr(mesh, "devices"):
+    own = next((_ids(each) for each in meshes if each is not None and each.size == devices), None)
+    position = {device: at for at, device in enumerate(_ids(mesh) or ())}
+    if not own or set(own) != set(position):  # counted by position
         return list(range(devices))
-    position = {device.id: at for at, device in enumerate(mesh.devices.flat)}
-    return [position.get(device.id, at) for at, device in enumerate(own.devices.flat)]
+    return [position[device] for device in own]
 
 
 def _leaves(tree):

@@ -42,6 +42,11 @@ def device_name(device):
     return f"device {device.id} ({device.platform})"
 
 
+def leaf_count(leaves):
+    """How many leaves, in words: 1 leaf, 34 leaves."""
+    return f"{len(leaves)} lea{'f' if len(leaves) == 1 else 'ves'}"
+
+
 def sized_bytes(count):
     """A number of bytes in the unit that keeps three digits, decimal: 5.30 MB."""
     return scaled(count, "B")
