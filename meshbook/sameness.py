@@ -43,7 +43,8 @@ def assert_same_training(a, b, batches, rtol=2e-6):
     leaf whose gradient is below 1e-6 of the global norm in both runs is reported, and its
     parameters are not compared; at that size it could not fail the comparison of gradients either.
     Runs at the highest matmul precision, on copies: the states that you pass stay alive.
-    Raises ProofFailed, naming step or leaf, expected and found; ValueError without batches.
+    Raises ProofFailed, naming step or leaf, expected and found; ValueError without batches, or
+    where only one run can be asked for its gradients or parameters.
 
     >>> step = lambda state, batch: train_step(state, place(batch, mesh))
     >>> plain = lambda state, batch: train_step(state, batch)
@@ -51,6 +52,9 @@ def assert_same_training(a, b, batches, rtol=2e-6):
     same training: 20 steps, losses within 1.2e-07 (allowed 2e-06)
     """
     a, b = (run if isinstance(run, Run) else Run(*run) for run in (a, b))
+    for what in ("gradients", "params"):
+        if (getattr(a, what) is None) != (getattr(b, what) is None):
+            raise ValueError(f"expected {what} from both runs or from neither, found it in one")
     batches = list(batches)
     if not batches:
         raise ValueError("expected at least one batch to train on, found none")

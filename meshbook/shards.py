@@ -13,7 +13,7 @@ def assert_sharded(tree, expected, mesh=None):
     """Prove that every device holds exactly the slice of every leaf that `expected` says.
 
     tree: any pytree of arrays: weights, optimizer moments, a batch. expected: a pytree of
-    NamedSharding or PartitionSpec of the same structure, or a prefix of it; one alone stands for
+    shardings or PartitionSpecs of the same structure, or a prefix of it; one alone stands for
     all leaves. A PartitionSpec is read on `mesh`, else on the mesh of `jax.set_mesh`, else on the
     one mesh that the leaves lie on. Only this process's devices are looked at.
     Raises ProofFailed, naming leaf, device, expected and found slice; ValueError where `expected`
@@ -47,8 +47,8 @@ def _for_each_leaf(tree, expected):
     wanted = {_keys(path): spec for path, spec in
               jax.tree_util.tree_leaves_with_path(expected, is_leaf=is_spec)}
     for keys, spec in wanted.items():
-        if not isinstance(spec, (NamedSharding, PartitionSpec)):
-            raise ValueError(f"expected a NamedSharding or a PartitionSpec for "
+        if not is_spec(spec):
+            raise ValueError(f"expected a sharding or a PartitionSpec for "
                              f"{'/'.join(keys) or 'the tree'}, found {spec!r}")
     covers = lambda keys: next((keys[:n] for n in range(len(keys) + 1) if keys[:n] in wanted), None)
     is_empty = lambda node: not jax.tree.leaves(node)
@@ -97,10 +97,13 @@ def _require_array(name, leaf):
         kind = type(leaf).__name__
         raise ProofFailed(f"leaf {name}: expected a jax.Array on devices, found {kind} on the host",
                           leaf=name, expected="jax.Array", found=kind)
+    if leaf.is_deleted():
+        raise ValueError(f"leaf {name}: its numbers are gone, it was donated to a step; "
+                         "pass the state that the step returned")
 
 
 def _on_mesh(name, leaf, spec, mesh):
-    """The expected NamedSharding of one leaf, checked against its mesh and its shape."""
+    """The expected sharding of one leaf, checked against its mesh and its shape."""
     if isinstance(spec, PartitionSpec):
         if mesh is None:
             raise ValueError(f"leaf {name}: {spec} needs a mesh; no leaf lies on one. "
@@ -112,13 +115,21 @@ def _on_mesh(name, leaf, spec, mesh):
                              f"found {', '.join(unknown)} in {spec}")
         spec = NamedSharding(mesh, spec)
     try:
-        if len(spec.spec) > leaf.ndim:
-            raise ValueError(f"spec of length {len(spec.spec)} for {leaf.ndim} dimensions")
+        length = len(getattr(spec, "spec", ()))
+        if length > leaf.ndim:
+            raise ValueError(f"a spec of length {length} for {leaf.ndim} dimensions")
         spec.shard_shape(leaf.shape)
     except ValueError as problem:
-        raise ValueError(f"leaf {name}: {spec.spec} does not fit shape {leaf.shape} on mesh "
-                         f"{dict(spec.mesh.shape)}: {problem}") from None
+        raise ValueError(f"leaf {name}: {_plan(spec)} does not fit shape {leaf.shape}: "
+                         f"{problem}") from None
     return spec
+
+
+def _plan(sharding):
+    """A sharding as messages call it: P('model',) on mesh {'batch': 4, 'model': 2}."""
+    if isinstance(sharding, NamedSharding):
+        return f"{sharding.spec} on mesh {dict(sharding.mesh.shape)}"
+    return str(sharding)
 
 
 def _misplaced(name, leaf, sharding):
@@ -134,8 +145,8 @@ def _misplaced(name, leaf, sharding):
     return [
         ProofFailed(
             f"leaf {name}, {device_name(device)}: expected {_written(wanted.get(device))} "
-            f"({sharding.spec} on mesh {dict(sharding.mesh.shape)}), found "
-            f"{_written(found.get(device))} of shape {leaf.shape}",
+            f"({_plan(sharding)}), found {_written(found.get(device))} "
+            f"of shape {leaf.shape}",
             leaf=name, device=device.id, expected=wanted.get(device), found=found.get(device))
         for device in sorted(wanted.keys() | found.keys(), key=lambda device: device.id)
         if wanted.get(device) != found.get(device)
@@ -228,7 +239,8 @@ def sharding_table(tree):
 def assert_replicas_equal(tree):
     """Prove that devices that should hold the same numbers do, bit for bit.
 
-    tree: any pytree of arrays; pieces of a leaf at the same place of the array are compared.
+    tree: any pytree of arrays; pieces of a leaf at the same place of the array are compared. Partial
+    sums (`unreduced`) are no copies, and are left out.
     Raises ProofFailed, naming leaf, both devices and the largest difference.
 
     >>> assert_replicas_equal(state)
@@ -237,7 +249,8 @@ def assert_replicas_equal(tree):
     leaves, copies = named_leaves(tree), 1
     for name, leaf in leaves.items():
         first, count = {}, {}
-        for shard in getattr(leaf, "addressable_shards", ()):
+        partial = getattr(getattr(getattr(leaf, "sharding", None), "spec", None), "unreduced", ())
+        for shard in () if partial else getattr(leaf, "addressable_shards", ()):
             place = _slices(shard.index, leaf.shape)
             count[place] = count.get(place, 0) + 1
             here = np.asarray(_numbers(shard.data))

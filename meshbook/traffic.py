@@ -14,6 +14,7 @@ import itertools
 import re
 from typing import NamedTuple
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -139,21 +140,13 @@ def _places(compiled, mesh, devices):
         raise ValueError(
             f"expected the mesh that the program was compiled for, of {devices} devices; found "
             + ("no mesh" if mesh is None else f"a mesh of {mesh.size}: {dict(mesh.shape)}"))
-    shardings = getattr(compiled, "input_shardings", ((), {}))
-    meshes = (getattr(sharding, "mesh", None) for tree in shardings for sharding in _leaves(tree))
+    shardings = jax.tree.leaves(getattr(compiled, "input_shardings", ()))
+    meshes = (getattr(sharding, "mesh", None) for sharding in shardings)
     own = next((_ids(each) for each in meshes if each is not None and each.size == devices), None)
     position = {device: at for at, device in enumerate(_ids(mesh) or ())}
     if not own or set(own) != set(position):  # counted by position
         return list(range(devices))
     return [position[device] for device in own]
-
-
-def _leaves(tree):
-    if isinstance(tree, dict):
-        tree = tree.values()
-    if isinstance(tree, (tuple, list)) or hasattr(tree, "__iter__"):
-        return [leaf for branch in tree for leaf in _leaves(branch)]
-    return [tree]
 
 
 def _chains(program):

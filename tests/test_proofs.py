@@ -72,6 +72,8 @@ def test_expectations_may_be_specs_shardings_prefixes_and_other_containers(mesh)
     with jax.set_mesh(mesh):
         proofs.assert_sharded(params, SPECS)
     proofs.assert_sharded(put(jax.random.key(0), mesh, P()), P())
+    mixed = state | {"step": jnp.zeros(())}
+    proofs.assert_sharded(mixed, jax.tree.map(lambda leaf: leaf.sharding, mixed))
 
 
 def test_a_wrong_slice_is_named_with_leaf_device_and_both_slices(mesh):
@@ -104,7 +106,7 @@ def test_specs_alone_do_not_hide_two_orders_of_devices(mesh):
     (SPECS | {"bias": P()}, "`expected` names bias, which the tree does not have; it has w_in, w_out"),
     (SPECS | {"w_in": P("modle")}, "expected axes among batch, model, found modle in"),
     (SPECS | {"w_in": P(None, None, "model")}, r"does not fit shape \(32, 64\).*length 3 for 2"),
-    (SPECS | {"w_in": "model"}, "expected a NamedSharding or a PartitionSpec for w_in, found 'model'"),
+    (SPECS | {"w_in": "model"}, "expected a sharding or a PartitionSpec for w_in, found 'model'"),
 ])
 def test_expectations_that_do_not_fit_are_refused(mesh, expected, message):
     with pytest.raises(ValueError, match=message):
@@ -112,10 +114,14 @@ def test_expectations_that_do_not_fit_are_refused(mesh, expected, message):
 
 
 def test_extents_scalars_hosts_and_missing_meshes_are_named(mesh):
-    with pytest.raises(ValueError, match=r"P\('batch',\) does not fit shape \(6,\) on mesh"):
+    with pytest.raises(ValueError, match=r"P\('batch',\) on mesh .* does not fit shape \(6,\)"):
         proofs.assert_sharded(put(np.zeros(6), mesh, P()), P("batch"))
     with pytest.raises(ValueError, match=r"does not fit shape \(\).*length 1 for 0 dimensions"):
         proofs.assert_sharded(put(np.float32(0), mesh, P()), P("batch"))
+    gone = jnp.zeros(3)
+    gone.delete()
+    with pytest.raises(ValueError, match="leaf gone: its numbers are gone, it was donated"):
+        proofs.assert_sharded({"gone": gone}, P(), mesh)
     with pytest.raises(ValueError, match="needs a mesh; no leaf lies on one"):
         proofs.assert_sharded(jnp.zeros(3), P())
     with pytest.raises(ProofFailed, match="leaf w: expected a jax.Array on devices, found ndarray"):
@@ -233,10 +239,13 @@ def test_a_loss_that_differs_between_devices_is_seen(mesh):
 
 
 def test_nothing_to_compare_is_refused():
+    with pytest.raises(ValueError, match="gradients from both runs or from neither"):
+        proofs.assert_same_training(plain(), plain(gradients=None), BATCHES[:1])
     with pytest.raises(ValueError, match="at least one batch"):
         proofs.assert_same_training(plain(), plain(), [])
     with pytest.raises(ValueError, match=r"scalar loss from run a, found shape \(2,\)"):
-        proofs.assert_same_training((lambda s, x: (s, jnp.zeros(2)), {}), plain(), BATCHES[:1])
+        bare = plain(gradients=None, params=None)
+        proofs.assert_same_training((lambda s, x: (s, jnp.zeros(2)), {}), bare, BATCHES[:1])
 
 
 # What does it communicate, and is the work divided? -----------------------------------------------
