@@ -81,15 +81,16 @@ def load_digits():
 
 
 def load_cifar10(folder):
-    """CIFAR-10 through torchvision, which verifies every file's md5 (Krizhevsky, 2009)."""
+    """CIFAR-10 through torchvision, every md5 verified (Krizhevsky, 2009)."""
     from torchvision.datasets import CIFAR10
 
     check_folder(folder, CIFAR10)
-    pool, test = (CIFAR10(folder, train=train, download=False) for train in (True, False))
+    pool, test = (CIFAR10(folder, train, download=False)
+                  for train in (True, False))
     train, validation = cut(as_images(pool), (45_000, 5_000), SPLIT_SEED)
     return Splits(train, validation, as_images(test), tuple(pool.classes),
-                  *channel_statistics(train.inputs), flip=True, is_stand_in=False,
-                  source="CIFAR-10")
+                  *channel_statistics(train.inputs), flip=True,
+                  source="CIFAR-10", is_stand_in=False)
 
 
 def check_folder(folder, dataset):
@@ -198,17 +199,20 @@ def mark_flags_as_parsed():
         flags.FLAGS.mark_as_parsed()
 
 
-def evaluation_batches(split, batch_size, process_index=None, process_count=None):
-    """Every image exactly once, in order; the last batch is filled up with images of weight 0.
+def evaluation_batches(split, batch_size,
+                       process_index=None, process_count=None):
+    """Every image exactly once, in order; the last batch is filled up.
 
-    Yields dicts like `batches`, with weight float32 (B,): 1 for an image, 0 for filling.
+    Yields dicts like those of `batches`, with a third array, weight float32
+    (B,): 1 for an image, 0 for filling.
     """
     share = process_share(batch_size, process_index, process_count)
     for start in range(0, len(split), batch_size):
         rows = np.arange(start, start + batch_size)[share]
         weight = (rows < len(split)).astype(np.float32)
         rows = np.minimum(rows, len(split) - 1)
-        yield {"inputs": split.inputs[rows], "labels": split.labels[rows], "weight": weight}
+        yield {"inputs": split.inputs[rows], "labels": split.labels[rows],
+               "weight": weight}
 
 
 def main(folder):
