@@ -1,0 +1,160 @@
+"""Training: the four proofs on every mesh and row of the table, and the loop around the step."""
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import AxisType
+
+from meshbook import costs, proofs
+from meshbook.augmentation import Preparation
+from meshbook.sharding import Sharding, make_mesh, place
+from meshbook.training import create_state, evaluate, fit, gradients, recipe, train_step
+from meshbook.vit import ViT, ViTConfig
+
+CONFIG = ViTConfig(embed=32, hidden=64, heads=4, layers=2, patch=8)
+B, KEY = 16, jax.random.key(7)
+PREPARE = Preparation((0.5,) * 3, (0.25,) * 3, True)
+SPLIT = ("tensor_parallel", "fully_sharded")
+
+
+def batch(seed, rows=B):
+    random = np.random.default_rng(seed)
+    labels = random.integers(0, 10, rows).astype(np.int32)
+    images = random.integers(0, 256, (rows, 32, 32, 3)).astype(np.uint8)
+    return {"inputs": images, "labels": labels}
+
+
+BATCHES = [batch(seed) for seed in range(20)]
+
+
+def make_state(row="none", mesh=None, optimizer=optax.adam(1e-3), config=CONFIG):
+    make = lambda: ViT(config, getattr(Sharding, row)(), rngs=nnx.Rngs(0))
+    return create_state(make, optimizer, mesh, PREPARE)
+
+
+def run(state):
+    mesh = state.program.mesh
+    return proofs.Run(
+        lambda state, batch: train_step(state, place(batch, mesh), KEY), state,
+        lambda state, batch: gradients(state, place(batch, mesh), KEY),
+        lambda state: state.params)
+
+
+@functools.cache
+def alone():
+    return run(make_state(optimizer=optax.sgd(0.05)))
+
+
+@functools.cache
+def compiled(row, shape, axis_types):
+    mesh = make_mesh(shape, axis_types=axis_types)
+    state = make_state(row, mesh, optax.sgd(0.05))
+    return state, train_step.lower(state, place(BATCHES[0], mesh), KEY).compile()
+
+
+@pytest.mark.parametrize("shape", [(8, 1), (4, 2), (2, 4)])
+@pytest.mark.parametrize("row", SPLIT)
+def test_four_proofs(row, shape):
+    state, program = compiled(row, shape, AxisType.Explicit)
+    mesh, useful = state.program.mesh, costs.vit_step_flops(CONFIG, B, shape[1])
+    proofs.assert_sharded((state.params, state.opt_state), state.program.specs, mesh)
+    proofs.assert_divided(program, 8, *useful, rtol=1e-9)
+    traffic = costs.vit_step_traffic(CONFIG, mesh, B)
+    if row == "fully_sharded":
+        small = CONFIG.layers * (3 * CONFIG.embed + CONFIG.hidden) // shape[1] + CONFIG.classes
+        traffic["batch"] += 4 * (costs.vit_parameters(CONFIG, shape[1]) - small)
+    proofs.assert_communicates(program, mesh, traffic)
+    proofs.assert_same_training(run(state), alone(), BATCHES)
+
+
+@pytest.mark.parametrize("row", SPLIT)
+def test_explicit_and_auto_are_one_model(row):
+    (explicit, program), (auto, other) = (
+        compiled(row, (4, 2), kind) for kind in (AxisType.Explicit, AxisType.Auto))
+    moved = [proofs.collectives(p, s.program.mesh) for p, s in ((program, explicit), (other, auto))]
+    assert moved[0] == moved[1]
+    proofs.assert_same_training(run(auto), run(explicit), BATCHES[:5])
+
+
+def test_moments_live_with_their_weights():
+    state = make_state("tensor_parallel", make_mesh((4, 2)))
+    weights = state.params["blocks"]["0"]["mlp"]["w_in_DF"]
+    moment = state.opt_state["0"]["mu"]["blocks"]["0"]["mlp"]["w_in_DF"]
+    assert moment.sharding == weights.sharding
+    assert moment.addressable_shards[0].data.shape == (32, 32)
+
+
+def test_a_step_takes_the_memory_of_the_state():
+    state = make_state()
+    weights = state.params["w_patch_XD"]
+    train_step(state, place(BATCHES[0], None), KEY)
+    assert weights.is_deleted()
+
+
+def test_random_numbers_depend_on_the_step():
+    state = make_state(optimizer=optax.sgd(0.0))
+    _, history = fit(state, [BATCHES[0]] * 3, KEY)
+    assert len({metrics["loss"] for metrics in history}) == 3
+
+
+def test_the_same_seed_is_the_same_run():
+    histories = [fit(make_state(), BATCHES[:3], KEY)[1] for _ in range(2)]
+    assert histories[0] == histories[1]
+
+
+def test_the_callback_sees_every_step_and_the_history_is_floats():
+    seen = []
+    state, history = fit(make_state(), BATCHES[:4], KEY, lambda state, _: seen.append(int(state.step)))
+    assert seen == [1, 2, 3, 4] and int(state.step) == 4
+    assert all(isinstance(value, float) for metrics in history for value in metrics.values())
+
+
+def test_evaluation_is_deterministic_and_skips_padding():
+    state, rows = make_state(), batch(0)
+    alone = evaluate(state, [rows])
+    padded = {"inputs": np.concatenate([rows["inputs"], rows["inputs"][:8]]),
+              "labels": np.concatenate([rows["labels"], 9 - rows["labels"][:8]]),
+              "weight": np.float32([1] * B + [0] * 8)}
+    assert evaluate(state, [rows]) == alone
+    assert evaluate(state, [padded]) == pytest.approx(alone, rel=1e-5)
+
+
+def test_evaluation_needs_a_batch():
+    with pytest.raises(ValueError, match="at least one batch"):
+        evaluate(make_state(), [])
+
+
+def test_a_model_that_keeps_its_own_keys():
+    class Noisy(nnx.Module):
+        def __init__(self, rngs):
+            self.linear, self.dropout = nnx.Linear(3, 2, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+    with pytest.raises(ValueError, match="nnx.Param only; this model also holds dropout/rngs"):
+        create_state(lambda: Noisy(nnx.Rngs(0)), optax.sgd(0.1))
+
+
+def test_any_module_can_be_trained():
+    class Linear(nnx.Module):
+        def __init__(self):
+            self.layer = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+
+        def __call__(self, inputs, key=None):
+            return self.layer(inputs)
+
+    random = np.random.default_rng(0)
+    x = random.normal(size=(32, 4)).astype(np.float32)
+    data = {"inputs": x, "labels": x[:, :3].argmax(-1).astype(np.int32)}
+    _, history = fit(create_state(Linear, recipe(60, peak=0.1)), [data] * 60, KEY)
+    assert history[-1]["loss"] < 0.3 * history[0]["loss"]
+
+
+def test_twelve_blocks_keep_their_order():
+    state = make_state(config=ViTConfig(embed=16, hidden=16, heads=2, layers=12, patch=16))
+    model = ViT(ViTConfig(embed=16, hidden=16, heads=2, layers=12, patch=16),
+                Sharding.none(), rngs=nnx.Rngs(0))
+    images = jnp.ones((2, 32, 32, 3))
+    np.testing.assert_allclose(state.program.apply(state.params, images), model(images), atol=1e-5)
