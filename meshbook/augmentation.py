@@ -69,7 +69,8 @@ def crop_boxes(draws_BN, H, W, scale, ratio):
     area = H * W * (scale[0] + (scale[1] - scale[0]) * draws_BN[:, :10])
     log_low, log_high = np.log(ratio)
     wide = jnp.exp(log_low + (log_high - log_low) * draws_BN[:, 10:20])
-    width, height = jnp.round(jnp.sqrt(area * wide)), jnp.round(jnp.sqrt(area / wide))
+    width = jnp.round(jnp.sqrt(area * wide))
+    height = jnp.round(jnp.sqrt(area / wide))
     fits = (0 < width) & (width <= W) & (0 < height) & (height <= H)
     first = fits & (jnp.cumsum(fits, axis=1) == 1)
     none_fits = ~fits.any(axis=1)
@@ -81,7 +82,8 @@ def crop_boxes(draws_BN, H, W, scale, ratio):
     top = jnp.floor(draws_BN[:, 20] * (H - height + 1))
     left = jnp.floor(draws_BN[:, 21] * (W - width + 1))
     top = jnp.where(none_fits, (H - last_H) // 2, top)
-    return top, jnp.where(none_fits, (W - last_W) // 2, left), height, width
+    left = jnp.where(none_fits, (W - last_W) // 2, left)
+    return top, left, height, width
 
 
 def two_taps(start, length, size):
@@ -108,12 +110,14 @@ def resized_crop(image_HWC, top, left, height, width, flip):
 
 def pack(image_HWC):
     """A pixel's three bytes and a zero as one uint32: gathering then moves whole pixels."""
-    return jax.lax.bitcast_convert_type(jnp.pad(image_HWC, [(0, 0), (0, 0), (0, 1)]), jnp.uint32)
+    padded = jnp.pad(image_HWC, [(0, 0), (0, 0), (0, 1)])
+    return jax.lax.bitcast_convert_type(padded, jnp.uint32)
 
 
 def unpack(pixels_HW):
     """The inverse of pack, as float32 (H, W, 3)."""
-    return jax.lax.bitcast_convert_type(pixels_HW, jnp.uint8)[..., :3].astype(jnp.float32)
+    image_HWC = jax.lax.bitcast_convert_type(pixels_HW, jnp.uint8)[..., :3]
+    return image_HWC.astype(jnp.float32)
 
 
 def take(x, rows):
