@@ -158,8 +158,8 @@ def _matched(ours, theirs, what):
         raise ProofFailed(f"{what}: expected the same leaves in both runs, found only in the "
                           f"first: {only[0]}; only in the second: {only[1]}",
                           leaf=what, expected=sorted(theirs), found=sorted(ours))
-    assert_replicas_equal(ours)
-    assert_replicas_equal(theirs)
+    assert_replicas_equal({what: ours})
+    assert_replicas_equal({what: theirs})
     trees = [{name: _whole(leaf) for name, leaf in tree.items()} for tree in (ours, theirs)]
     for name in ours:
         shapes = [tree[name].shape for tree in trees]

@@ -239,7 +239,7 @@ def sharding_table(tree):
 def assert_replicas_equal(tree):
     """Prove that devices that should hold the same numbers do, bit for bit.
 
-    tree: any pytree of arrays; pieces of a leaf at the same place of the array are compared. Partial
+    tree: any pytree of arrays; pieces at the same place of a leaf are compared. Partial
     sums (`unreduced`) are no copies, and are left out.
     Raises ProofFailed, naming leaf, both devices and the largest difference.
 

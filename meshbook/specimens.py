@@ -26,8 +26,9 @@ class Specimen:
     """A program on a mesh, what it starts from, and what a right one would be.
 
     value_and_grad(params, batch) -> (loss, gradients); `specs`, `moments` and `rows` say how the
-    weights, their moments and the batch are really placed; `predicted` bytes by axis and `factor`
-    of the useful work are those of the right program, and so is the sharding SPECS.
+    weights, their moments and the batch are really placed. `predicted` bytes by axis, `factor` of
+    the useful work and `reference`, what one device would compute, are those of the right program,
+    and so is the sharding SPECS.
     """
 
     mesh: Mesh
@@ -41,6 +42,7 @@ class Specimen:
     order: Callable = lambda number: number
     lie_on: Mesh | None = None
     drawn: Callable = lambda array: array
+    reference: Callable = lambda params, batch: jax.value_and_grad(squared_error)(params, batch)
 
     def sharding(self, spec):
         """A spec on the mesh that the arrays really lie on."""
@@ -147,6 +149,40 @@ def right_by_hand():
     return Specimen(mesh, by_hand(mesh, averaged), bytes_of(mesh))
 
 
+def frozen_error(params, batch):
+    """The loss while only `w_out` is trained."""
+    return squared_error({**params, "w_in": jax.lax.stop_gradient(params["w_in"])}, batch)
+
+
+def right_frozen():
+    """`w_in` frozen: three products of five, and one gradient to sum."""
+    mesh = mesh_of(4, 2)
+    predicted = bytes_of(mesh) | {"batch": 4 * (D * F // 2 + 1)}
+    return Specimen(mesh, jax.value_and_grad(frozen_error), predicted, factor=3 / 5,
+                    reference=jax.value_and_grad(frozen_error))
+
+
+def clipped(whole, value_and_gradients):
+    """Gradients scaled to a norm of at most 0.1; whole(squares) makes a slice's sum that of all."""
+    loss, gradients = value_and_gradients
+    norm = jnp.sqrt(whole(sum(jnp.sum(g * g) for g in gradients.values())))
+    return loss, jax.tree.map(lambda g: g * jnp.minimum(1, 0.1 / norm), gradients)
+
+
+def right_clipped():
+    """Clipped by the global norm: one more number is summed over 'model'."""
+    mesh = mesh_of(4, 2)
+    predicted = bytes_of(mesh) | {"model": bytes_of(mesh)["model"] + 4}
+
+    def local(params, batch):
+        return clipped(lambda squares: jax.lax.psum(squares, "model"), averaged(params, batch))
+
+    def reference(params, batch):
+        return clipped(lambda squares: squares, jax.value_and_grad(squared_error)(params, batch))
+
+    return Specimen(mesh, by_hand(mesh, local), predicted, reference=reference)
+
+
 def varying(params):
     """Weights whose gradients stay local, to be summed over 'batch' once, after a loop."""
     return jax.tree.map(lambda w: jax.lax.pcast(w, "batch", to="varying"), params)
@@ -169,6 +205,11 @@ def right_accumulated(shape=(4, 2)):
     """Gradient accumulation with one all-reduce."""
     mesh = mesh_of(*shape)
     return Specimen(mesh, by_hand(mesh, accumulated), bytes_of(mesh))
+
+
+def right_accumulated_on_eight():
+    """The same with all devices along 'batch'."""
+    return right_accumulated((8, 1))
 
 
 def in_chunks(error):

@@ -77,7 +77,7 @@ def _passes_through(program, body, path):
 
 def _trip_count(program, computation, instruction, handed):
     """How often a loop turns: as the compiler notes it, or by turning its counter."""
-    known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', instruction.attributes.get(
+    known = re.search(r'"known_trip_count":\s*\{\s*"n":\s*"?(\d+)', instruction.attributes.get(
         "backend_config", ""))
     if known:
         return int(known[1])

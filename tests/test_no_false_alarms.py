@@ -20,8 +20,8 @@ from meshbook import proofs
 
 RELAXED = dict(derandomize=True, deadline=None, database=None,
                suppress_health_check=list(HealthCheck))
-# On every mesh each product sums over two numbers or more: over one it is no product to XLA.
-SIZES = ((8, 4, 8, 16), (16, 3, 16, 32), (16, 1, 32, 16), (24, 5, 8, 40), (32, 2, 24, 48))  # B T D F
+# B, T, D, F. On every mesh a product sums over two numbers or more: over one it is no product to XLA.
+SIZES = ((8, 4, 8, 16), (16, 3, 16, 32), (16, 1, 32, 16), (24, 5, 8, 40), (32, 2, 24, 48))
 MESHES = ((8, 1), (4, 2), (2, 4), (1, 8), (2, 2), (1, 2), (4, 1))
 RATE, STEPS = 0.1, 20
 QUICKLY = {"xla_backend_optimization_level": 0}  # the same HLO, half the compile time
@@ -104,11 +104,8 @@ def value_and_grad(mesh, means, layout, specs):
 def step_with(value_and_grad):
     def step(params, batch):
         loss, gradients = value_and_grad(params, batch)
-        update = lambda p, g: (p - RATE * g, g)
-        pairs = jax.tree.map(update, params, gradients)
-        first, second = (jax.tree.map(lambda pair: pair[at], pairs,
-                                      is_leaf=lambda node: isinstance(node, tuple)) for at in (0, 1))
-        return first, {"loss": loss, "gradients": second}
+        after = jax.tree.map(lambda p, g: p - RATE * g, params, gradients)
+        return after, {"loss": loss, "gradients": gradients}
 
     return step
 
@@ -218,7 +215,8 @@ def test_any_placement_is_found_where_it_was_put(leaves):
 
 @pytest.mark.parametrize("means", ("auto", "explicit", "by hand"))
 def test_the_same_run_twice_is_the_same_bit_for_bit(means):
-    sizes, mesh = SIZES[0], mesh_of((4, 2), AxisType.Explicit if means == "explicit" else AxisType.Auto)
+    sizes = SIZES[0]
+    mesh = mesh_of((4, 2), AxisType.Explicit if means == "explicit" else AxisType.Auto)
     specs = specs_of("tensor", 2, False)
     places = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
     with jax.set_mesh(mesh):

@@ -103,7 +103,7 @@ def test_specs_alone_do_not_hide_two_orders_of_devices(mesh):
 
 @pytest.mark.parametrize("expected,message", [
     ({"w_in": P()}, "leaf w_out: no expected sharding; `expected` names w_in"),
-    (SPECS | {"bias": P()}, "`expected` names bias, which the tree does not have; it has w_in, w_out"),
+    (SPECS | {"bias": P()}, "names bias, which the tree does not have; it has w_in, w_out"),
     (SPECS | {"w_in": P("modle")}, "expected axes among batch, model, found modle in"),
     (SPECS | {"w_in": P(None, None, "model")}, r"does not fit shape \(32, 64\).*length 3 for 2"),
     (SPECS | {"w_in": "model"}, "expected a sharding or a PartitionSpec for w_in, found 'model'"),
@@ -181,8 +181,10 @@ def scaled_loss(factor):
 
 
 @pytest.mark.parametrize("changes,message", [
-    (dict(step=scaled_loss(1.001)), r"loss at step 0, device 0 \(cpu\): expected .* found .* 1.0e-03"),
-    (dict(step=scaled_loss(jnp.nan)), "loss of run a at step 0.*expected a finite number, found nan"),
+    (dict(step=scaled_loss(1.001)),
+     r"loss at step 0, device 0 \(cpu\): expected .* found .* 1.0e-03"),
+    (dict(step=scaled_loss(jnp.nan)),
+     "loss of run a at step 0.*expected a finite number, found nan"),
     (dict(gradients=lambda s, x: jax.tree.map(lambda g: g * 1.0001, GRADIENTS(s, x))),
      r"gradient, leaf w_(in|out): .* of the global norm apart"),
     (dict(gradients=lambda s, x: {"w_in": GRADIENTS(s, x)["w_in"]}),
@@ -229,8 +231,8 @@ def test_a_gradient_that_is_zero_is_reported_and_its_parameter_is_not_compared()
 
 def test_a_loss_that_differs_between_devices_is_seen(mesh):
     def uneven(state, x):
-        each = jax.shard_map(lambda x: jnp.mean(x**2), mesh=mesh, in_specs=P("batch"), out_specs=P(),
-                             check_vma=False)
+        each = jax.shard_map(lambda x: jnp.mean(x**2), mesh=mesh, in_specs=P("batch"),
+                             out_specs=P(), check_vma=False)
         return state, {"loss": jax.jit(each)(x)}
 
     even = lambda state, x: (state, {"loss": np.mean(np.square(x[: B // 4]))})
@@ -261,7 +263,7 @@ def test_predictions_hold_or_are_named(compiled, mesh):
     verdict = proofs.assert_communicates(compiled, mesh, right)
     assert repr(verdict) == ("communicates as predicted: batch 8.20 kB a device in 1 collective; "
                              "model 512 B a device in 1 collective")
-    with pytest.raises(ProofFailed, match="along batch: expected 8,192 bytes on one device, found 8,196"):
+    with pytest.raises(ProofFailed, match="batch: expected 8,192 bytes on one device, found 8,196"):
         proofs.assert_communicates(compiled, mesh, right | {"batch": 4 * D * F})
     with pytest.raises(ProofFailed, match="along batch: expected 0 bytes"):
         proofs.assert_communicates(compiled, mesh, {"model": right["model"]})
@@ -280,7 +282,7 @@ def test_traffic_prints_as_a_table(compiled, mesh):
     ]
     assert "| all-reduce | batch | 1 | 8,196 |" in moved._repr_markdown_()
     assert moved.total == (2, 8708) and moved.along("model") == (1, 512)
-    assert moved.along("batch", "model") == (0, 0) and moved.along("model", kind="all-gather").count == 0
+    assert moved.along("batch", "model") == moved.along("model", kind="all-gather") == (0, 0)
     assert repr(proofs.collectives(jax.jit(jnp.sin).lower(1.0).compile(), mesh)) == "no collectives"
 
 
@@ -288,12 +290,12 @@ def test_the_work_is_divided_or_both_figures_are_named(compiled):
     useful = 5 * 2 * B * D * F  # the input needs no gradient
     verdict = proofs.assert_divided(compiled, 8, useful)
     assert repr(verdict) == "work divided: 41.0 kFLOP a device x 8 = 1.000 x 328 kFLOP useful"
-    with pytest.raises(ProofFailed, match=r"expected 1.333 x the useful FLOPs over 8 devices, found 41"):
+    with pytest.raises(ProofFailed, match=r"expected 1.333 x the useful FLOPs over 8.*found 41"):
         proofs.assert_divided(compiled, 8, useful, factor=4 / 3)
 
 
 def test_the_proofs_import_only_jax_and_numpy():
-    code = ("import sys, meshbook.proofs; "
-            "print([m for m in ('flax', 'torch', 'optax', 'grain', 'matplotlib') if m in sys.modules])")
+    code = ("import sys, meshbook.proofs; others ='flax', 'torch', 'optax', 'grain', 'matplotlib'; "
+            "print([name for name in others if name in sys.modules])")
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"

@@ -1,11 +1,12 @@
 """Save what each compiler makes of four layouts of one small training step.
 
-    python tests/programs/make.py cpu          # eight simulated devices
-    python tests/programs/make.py v2           # needs libtpu, but no TPU
+    python tests/programs/make.py cpu          # eight simulated devices, jax 0.10.2
+    python tests/programs/make.py cpu-new      # the same with jax 0.12.0.1
+    python tests/programs/make.py v2           # jax 0.10.2 and libtpu 0.0.42.1, but no TPU
     python tests/programs/make.py v5e
 
-Writes <platform>-<layout>.txt.gz beside this file. The saved texts come from jax 0.10.2 with
-libtpu 0.0.42.1; cpu-new from jax 0.12. test_programs.py derives by hand what they must hold.
+Writes <platform>-<layout>.txt.gz beside this file; test_programs.py derives by hand what the texts
+must hold.
 """
 
 import gzip
@@ -64,7 +65,8 @@ def step(params, x_BTD):
 def compiled(devices, layout):
     """The text that the compiler of these devices makes of the step in one layout."""
     shape, table, scanned = LAYOUTS[layout]
-    mesh = Mesh(np.array(devices).reshape(shape), ("batch", "model"), axis_types=(AxisType.Auto,) * 2)
+    devices = np.array(devices).reshape(shape)
+    mesh = Mesh(devices, ("batch", "model"), axis_types=(AxisType.Auto,) * 2)
     array = lambda shape, spec: jax.ShapeDtypeStruct(
         shape, jnp.float32, sharding=NamedSharding(mesh, spec))
     if scanned:
