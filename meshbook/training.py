@@ -133,7 +133,9 @@ def loss_and_metrics(params, program, batch, key=None):
     logits = program.apply(params, inputs, keys[1]).astype(jnp.float32)
     with jax.named_scope("loss"):
         labels = batch["labels"]
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        losses = optax.softmax_cross_entropy_with_integer_labels(
+            logits, labels
+        )
         right = (logits.argmax(-1) == labels).astype(jnp.float32)
         mean = partial(weighted_mean, weight=batch.get("weight"))
         loss = mean(losses)
@@ -172,7 +174,10 @@ def train_step(state, batch, key):
         with jax.named_scope("update"):
             new = state.program.update(grads, state.opt_state, state.params)
             params, opt_state = jax.tree.map(pin, new, state.program.specs)
-        return replace(state, step=state.step + 1, params=params, opt_state=opt_state), metrics
+        new = replace(
+            state, step=state.step + 1, params=params, opt_state=opt_state
+        )
+        return new, metrics
 
 
 @jax.jit
@@ -197,7 +202,9 @@ def evaluate(state, batches):
         sums = evaluation_step(state, batch)
         totals = sums if totals is None else jax.tree.map(jnp.add, totals, sums)
     if totals is None:
-        raise ValueError("evaluate() needs at least one batch; the iterator was empty")
+        raise ValueError(
+            "evaluate() needs at least one batch; the iterator was empty"
+        )
     loss, right, count = map(float, totals)
     return {"loss": loss / count, "accuracy": right / count}
 
@@ -211,7 +218,8 @@ def fit(state, batches, key, on_step=None):
     """
     history, waiting = [], collections.deque()
     for batch in batches:
-        state, metrics = train_step(state, place(batch, state.program.mesh), key)
+        batch = place(batch, state.program.mesh)
+        state, metrics = train_step(state, batch, key)
         waiting.append(metrics)
         if on_step is not None:
             on_step(state, metrics)
