@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from meshbook import svg
-from meshbook.drawings import describe, letters_of, panel, size_text, tile_shape, tiles_of
+from meshbook.drawings import describe, letters_of, panel, tile_shape, tiles_of
 
 
 def small_panel(array, name, letters, limit):
@@ -55,7 +55,7 @@ def draw_weights(tree):
         y += max(height for _, _, height in cells) + 10
     held = sum(leaf.addressable_shards[0].data.nbytes for _, leaf in leaves)
     total = sum(leaf.nbytes for _, leaf in leaves)
-    words = f"device 0 holds {size_text(held)} of {size_text(total)}"
+    words = f"device 0 holds {svg.size_text(held)} of {svg.size_text(total)}"
     body.append(svg.text(0, y + 12, words, 12, "start"))
     alt = "Where each weight lives. " + ". ".join(describe(leaf, name) for name, leaf in leaves)
     return svg.picture("".join(body), 352, y + 20, alt, shown=480)

@@ -49,10 +49,15 @@ def tiles_of(array):
         raise TypeError(
             f"expected a jax.Array with shards on devices, found {type(array).__name__}"
         )
+    if getattr(getattr(array.sharding, "spec", None), "unreduced", None):
+        raise ValueError(
+            f"{jax.typeof(array)} is a sum that is not finished: it has no tiles before "
+            "jax.reshard has closed it"
+        )
     tiles = {}
     for shard in array.addressable_shards:
         (device,) = shard.data.devices()  # where the numbers really are
-        sizes = zip(shard.index, array.shape, strict=True)
+        sizes = zip(shard.index, array.shape)  # a random key's index has an entry more
         tile = tuple(part.indices(size)[:2] for part, size in sizes)
         if shard.data.shape != tuple(stop - start for start, stop in tile):
             raise ValueError(
@@ -154,7 +159,7 @@ def device_marks(device, tile):
 
 def device_label(x, y, device, size):
     """The id of a device, centred at (x, y) on its colour; nothing where it would be too small."""
-    size = min(12.0, size / (0.62 * max(len(str(device)), 1.7)))
+    size = min(12.0, size / (0.7 * max(len(str(device)), 1.6)))
     if size < 5:
         return ""
     return svg.text(x, y + 0.36 * size, str(device), size, fill=svg.ink(svg.device_colour(device)))
@@ -219,22 +224,14 @@ def panel(shape, tiles, letters, limit=290.0):
     return "".join(parts), left + width, top + height
 
 
-def size_text(count):
-    """A number of bytes with its unit, in powers of 1,000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-
-
 def holding(array, tiles):
     """One line that says what a device holds: `each device holds (4, 8) · 128 B`."""
     shapes = {tile_shape(tile) for tile in tiles}
     who = "each device" if sum(map(len, tiles.values())) > 1 else "the device"
     most = max(shard.data.nbytes for shard in array.addressable_shards)
     if len(shapes) > 1:
-        return f"tiles of {len(shapes)} shapes, at most {size_text(most)} each"
-    return f"{who} holds {shapes.pop()} · {size_text(most)}"
+        return f"tiles of {len(shapes)} shapes, at most {svg.size_text(most)} each"
+    return f"{who} holds {shapes.pop()} · {svg.size_text(most)}"
 
 
 def unseen(shape, tiles, letters):

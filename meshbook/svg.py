@@ -60,6 +60,14 @@ def text_width(words, size=11):
     return 0.6 * size * len(words)
 
 
+def size_text(count):
+    """A number of bytes with its unit, in powers of 1,000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+
+
 def rectangle(x, y, width, height, fill="none", stroke="none", body="", **attributes):
     """One rectangle; `body` may hold its `title`, which a pointer shows."""
     box = {"x": x, "y": y, "width": width, "height": height, "fill": fill, "stroke": stroke}

@@ -192,6 +192,17 @@ def test_uneven_tiles_and_many_devices_are_drawn():
     assert len(drawings.drawn_tiles(drawn)) == 64
 
 
+def test_random_keys_are_drawn_and_partial_sums_refused():
+    keys = jax.random.split(jax.random.key(0), 8)
+    on_mesh = jax.device_put(keys, NamedSharding(MESH, P("batch")))
+    assert draw_sharding(on_mesh).tiles[7] == (slice(6, 8),)
+    product = lambda a, b: jax.numpy.einsum("ij,jk->ik", a, b, out_sharding=P(unreduced={"model"}))
+    with jax.set_mesh(MESH):
+        partial = jax.jit(product)(put((4, 4), None, "model"), put((4, 4), "model"))
+    with pytest.raises(ValueError, match="a sum that is not finished"):
+        draw_sharding(partial)
+
+
 def test_what_has_no_shards_is_refused():
     for thing in (np.zeros(3), jax.ShapeDtypeStruct((2,), np.float32), "x"):
         with pytest.raises(TypeError, match="expected a jax.Array"):
