@@ -93,12 +93,15 @@ def line_widths(series):
     values = [np.asarray(y, float) for _, y in series.values()]
     alike = len({y.shape for y in values}) == 1 and len(values) > 1
     if alike and all(np.allclose(values[0], y, rtol=1e-2, atol=0) for y in values):
-        return [1.5 + 2.5 * (len(values) - 1 - i) for i in range(len(values))]
+        return [1.5 + 2.0 * (len(values) - 1 - i) for i in range(len(values))]
     return [1.8] * len(values)
 
 
 def label_ends(axes, ends):
-    """Write each label beside the end of its line, moved apart where two would overlap."""
+    """Write each label beside the end of its line, moved apart where two would overlap.
+
+    The colour is on a dash before the label: as text it would be too faint to read.
+    """
     low, high = axes.get_ylim()
     step = 0.075  # of the height of the axes: one line of text
     places, at = [], -1.0
@@ -108,7 +111,9 @@ def label_ends(axes, ends):
     excess = max(0.0, at - 1.0)
     for at, label, colour in places:
         place = {"xycoords": "axes fraction", "va": "center", "annotation_clip": False}
-        axes.annotate(label, (1.02, at - excess), color=colour, **place)
+        dash = {"transform": axes.transAxes, "clip_on": False, "color": colour, "linewidth": 2}
+        axes.plot([1.02, 1.05], [at - excess] * 2, **dash)
+        axes.annotate(label, (1.07, at - excess), **place)
 
 
 def bars(values, unit, alt):
@@ -117,8 +122,8 @@ def bars(values, unit, alt):
     parts = list(dict.fromkeys(part for row in rows.values() for part in row))
     colours = {part: svg.SERIES[i % len(svg.SERIES)] for i, part in enumerate(parts)}
     longest = max(sum(row.values()) for row in rows.values()) or 1
-    width, top = 360.0, 4.0 if parts == [""] else 22.0
-    body = [key(colours)] if parts != [""] else []
+    width = 360.0
+    body, top = key(colours, width) if parts != [""] else ([], 4.0)
     for i, (label, row) in enumerate(rows.items()):
         y, x = top + 40.0 * i, 0.0
         total = f"{readable(sum(row.values()))} {unit}".strip()
@@ -137,14 +142,17 @@ def readable(value):
     return f"{rounded:,.0f}" if rounded == int(rounded) else f"{rounded:,}"
 
 
-def key(colours):
-    """A line of coloured squares with the names of the parts."""
-    body, x = [], 0.0
+def key(colours, width):
+    """(SVG elements, height) of coloured squares with the names of the parts, in as many lines."""
+    body, x, y = [], 0.0, 2.0
     for part, colour in colours.items():
-        body.append(svg.rectangle(x, 2, 10, 10, fill=colour, rx=2))
-        body.append(svg.text(x + 14, 11, part, 11, "start"))
-        x += 26 + svg.text_width(part)
-    return "".join(body)
+        wide = 24 + svg.text_width(part, 10)
+        if x and x + wide > width:
+            x, y = 0.0, y + 18
+        body.append(svg.rectangle(x, y, 10, 10, fill=colour, rx=2))
+        body.append(svg.text(x + 14, y + 9, part, 11, "start"))
+        x += wide
+    return body, y + 24
 
 
 def image_grid(images, titles=None, *, alt, columns=8):

@@ -40,6 +40,13 @@ FAINT = """limit => {
     const fill = parse(style.fill);
     return [...fill.slice(0, 3), fill[3] * style.fillOpacity * style.opacity];
   };
+  const around = element => element ? [element, ...around(element.parentElement)] : [];
+  const beneath = element => {
+    element.scrollIntoView({block: "center", inline: "center"});
+    const box = element.getBoundingClientRect();
+    return document.elementsFromPoint(box.left + box.width / 2, box.top + box.height / 2)
+      .filter(other => other !== element && !["text", "tspan"].includes(other.tagName));
+  };
   const faint = [];
   const texts = document.createTreeWalker(document.querySelector("article"), NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) {
@@ -50,17 +57,14 @@ FAINT = """limit => {
     range.selectNodeContents(node);
     const box = range.getBoundingClientRect();
     if (!box.width || !owner.checkVisibility()) continue;
-    window.scrollTo(0, box.top + scrollY - innerHeight / 2);
-    const seen = range.getBoundingClientRect();
-    const under = document.elementsFromPoint(seen.left + seen.width / 2, seen.top + seen.height / 2)
-      .filter(element => element !== owner || !(owner instanceof SVGElement))
-      .filter(element => element.tagName !== "text" && element.tagName !== "tspan");
-    const ground = under.map(paint).reverse().reduce((below, top) => over(top, below), [255, 255, 255]);
+    const ground = (owner instanceof SVGElement ? beneath(owner) : around(owner))
+      .map(paint).reverse().reduce((below, top) => over(top, below), [255, 255, 255]);
     const style = getComputedStyle(owner);
     const ink = parse(owner instanceof SVGElement ? style.fill : style.color);
     const [a, b] = [luminance(over(ink, ground)), luminance(ground)].sort((x, y) => y - x);
     const contrast = (a + 0.05) / (b + 0.05);
-    if (contrast < limit) faint.push([contrast.toFixed(2), node.data.trim().slice(0, 40)]);
+    if (contrast < limit)
+      faint.push([contrast.toFixed(2), node.data.trim().slice(0, 40), `${ink} on ${ground}`]);
   }
   return faint;
 }"""
