@@ -237,3 +237,5 @@ if __name__ == "__main__":
         main(sys.argv[1])
     except (RuntimeError, OSError) as problem:
         raise SystemExit(str(problem)) from None
+    except KeyboardInterrupt:
+        raise SystemExit("stopped: the same command goes on where it ended") from None
