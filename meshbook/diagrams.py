@@ -66,12 +66,15 @@ def draw_flow(steps, alt, repeat=None):
 
     repeat: (first step, last step, words) puts a bracket around steps that are repeated.
     """
-    body, top, pitch, wide = [], 2.0, 46.0, 190.0
+    body, top, pitch = [], 2.0, 46.0
+    wide = 20 + max(svg.text_width(what, 11) for what, _ in steps)
+    beyond = 34.0 if repeat is None else 26 + svg.text_width(repeat[2], 12)
+    across = wide + beyond + max(svg.text_width(beside, 10) for _, beside in steps)
     for i, (what, beside) in enumerate(steps):
         y = top + pitch * i
         body.append(svg.frame(1, y, wide, 28))
         body.append(svg.text(1 + wide / 2, y + 18, what, 12))
-        body.append(svg.text(wide + 34, y + 18, beside, 11, "start"))
+        body.append(svg.text(wide + beyond, y + 18, beside, 11, "start"))
         if i + 1 < len(steps):
             body.append(svg.arrow(1 + wide / 2, y + 28, 1 + wide / 2, y + pitch))
     if repeat:
@@ -80,7 +83,7 @@ def draw_flow(steps, alt, repeat=None):
         ends = f"{x - 4},{high} {x},{high} {x},{low} {x - 4},{low}"
         body.append(svg.element("polyline", points=ends, fill="none", stroke="currentColor"))
         body.append(svg.text(x + 4, (high + low) / 2 + 4, words, 12, "start", font_weight="600"))
-    return svg.picture("".join(body), 362, pitch * len(steps), alt, shown=500)
+    return svg.picture("".join(body), across, pitch * len(steps) - 14, alt, shown=1.25 * across)
 
 
 def draw_values(array, name, origins=None):

@@ -253,8 +253,26 @@ def test_ids_read_on_their_colours_and_lines_on_both_pages():
 
 def test_lines_that_coincide_are_drawn_from_wide_to_narrow():
     same = {"a": ([0, 1], [2, 1]), "b": ([0, 1], [2, 1.001])}
-    assert figures.line_widths(same) == [4.0, 1.5]
+    assert figures.line_widths(same) == [3.5, 1.5]
     assert figures.line_widths({"a": ([0, 1], [2, 1]), "b": ([0, 1], [2, 3])}) == [1.8, 1.8]
+
+
+def texts(figure):
+    """[(x, anchor, size, words)] of every line of text, in pixels."""
+    pattern = r'<text x="([^"]+)" y="[^"]+" font-size="([^"]+)" text-anchor="([^"]+)"[^>]*>([^<]*)<'
+    found = re.findall(pattern, figure.html)
+    return [(float(x), anchor, float(size), words) for x, size, anchor, words in found]
+
+
+def test_text_stays_inside_its_figure():
+    parts = {f"all-reduce along axis {i}": 1.0 for i in range(5)}
+    flow = [("embed, class token, positions", "(B, T, D) = (4096, 65, 384)"), ("head", "logits")]
+    repeated = figures.draw_flow(flow, "flow", (0, 1, "12 blocks"))
+    stacked = figures.bars({"here": parts}, "MB a device", alt="parts")
+    for figure in (stacked, figures.draw_flow(flow, "flow"), repeated):
+        width = float(re.search(r'viewBox="0 0 (\S+)', figure.html)[1])
+        starts = [(x, size, words) for x, anchor, size, words in texts(figure) if anchor == "start"]
+        assert starts and all(x + 0.52 * size * len(words) <= width for x, size, words in starts)
 
 
 def test_images_outside_their_range_are_refused():
