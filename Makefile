@@ -7,7 +7,6 @@ BIN := $(VENV)/bin
 START := .venv-start
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 export UV_PYTHON_DOWNLOADS := never
-export UV_LINK_MODE ?= copy
 
 .PHONY: help environment start book test serve sync data bench lock clean
 help:
@@ -46,7 +45,7 @@ lock: $(VENV)/installed-$(VERSION)  ## resolve the requirements again
 	echo uv | $(LOCK) - -o requirements-uv.lock
 
 clean:  ## remove what was built, and the environments
-	rm -rf _build .venv .venv-start *.egg-info
+	rm -rf _build .venv* *.egg-info
 
 $(VENV)/installed-$(VERSION): requirements.lock pyproject.toml
 	@$(call install,$(VENV),requirements.lock)
