@@ -12,7 +12,7 @@ import grain
 import numpy as np
 import pytest
 
-from meshbook import images
+from meshbook import downloads, images
 
 CIFAR = os.environ.get("MESHBOOK_DATA")
 needs_cifar = pytest.mark.skipif(not CIFAR, reason="MESHBOOK_DATA names no folder with CIFAR-10")
@@ -326,3 +326,30 @@ def test_one_flipped_byte_of_cifar10_is_found(tmp_path, name):
     (copy / name).write_bytes(content)
     with pytest.raises(ValueError, match=f"{name} is damaged: expected md5 .* found "):
         images.load(tmp_path)
+
+
+def test_the_command_downloads_only_what_is_missing(monkeypatch, tmp_path, capsys):
+    calls = []
+
+    def check(folder, dataset):
+        if not calls:
+            raise FileNotFoundError("nothing there")
+
+    monkeypatch.setattr(images, "check_folder", check)
+    monkeypatch.setattr(downloads, "fetch_tar", lambda *a: calls.append(a))
+    images.main(tmp_path)
+    images.main(tmp_path)
+    (mirrors, sha256, needed, folder, unpacked), = calls
+    assert len(mirrors) >= 2 and len(set(mirrors)) == len(mirrors)
+    assert all(url.startswith("https://") and url.endswith("/cifar-10-python.tar.gz")
+               for url in mirrors)
+    assert len(sha256) == 64 and needed > 350e6
+    assert (folder, unpacked) == (tmp_path, "cifar-10-batches-py")
+    first, second = capsys.readouterr().out.splitlines()
+    assert f"MESHBOOK_DATA={tmp_path}" in first and "already" in second
+
+
+def test_the_command_without_a_folder_says_how_it_is_used():
+    out = subprocess.run([sys.executable, "-m", "meshbook.images"], text=True,
+                         capture_output=True, cwd=pathlib.Path(images.__file__).parents[1])
+    assert out.returncode == 1 and out.stderr.startswith("usage: python -m meshbook.images DIR")
