@@ -27,7 +27,8 @@ def work(compiled):
 
     compiled: `jax.stages.Compiled`, or HLO text. A product of (M, K) and (K, N) is 2·M·K·N FLOPs, a
     multiplication and an addition each; convolutions count likewise, elementwise work, sorts and
-    solvers do not. The largest branch of a conditional is taken.
+    solvers do not, nor what XLA makes elementwise: a product of two vectors, or one that sums over
+    a single number. The largest branch of a conditional is taken.
     Raises UnknownTripCount where a loop with products in it does not say how often it turns, and
     ValueError where a custom kernel hides a product from the program's text.
 

@@ -42,7 +42,8 @@ def assert_same_training(a, b, batches, rtol=2e-6):
     Use plain SGD for that: Adam turns the rounding of a gradient that is truly zero into steps. A
     leaf whose gradient is below 1e-6 of the global norm in both runs is reported, and its
     parameters are not compared; at that size it could not fail the comparison of gradients either.
-    Runs at the highest matmul precision, on copies: the states that you pass stay alive.
+    Runs at the highest matmul precision, on copies: the states that you pass stay alive. Gradients
+    and parameters are brought to the host: this process must see all devices of both runs.
     Raises ProofFailed, naming step or leaf, expected and found; ValueError without batches, or
     where only one run can be asked for its gradients or parameters.
 

@@ -20,7 +20,7 @@ from meshbook import proofs
 
 RELAXED = dict(derandomize=True, deadline=None, database=None,
                suppress_health_check=list(HealthCheck))
-# B, T, D, F. On every mesh a product sums over two numbers or more: over one it is no product to XLA.
+# B, T, D, F. On every mesh a product sums over two numbers or more; over one, XLA makes none.
 SIZES = ((8, 4, 8, 16), (16, 3, 16, 32), (16, 1, 32, 16), (24, 5, 8, 40), (32, 2, 24, 48))
 MESHES = ((8, 1), (4, 2), (2, 4), (1, 8), (2, 2), (1, 2), (4, 1))
 RATE, STEPS = 0.1, 20
