@@ -1,0 +1,67 @@
+"""Learning happens: test accuracy after a fixed number of steps, three seeds.
+
+The laptop-size ViT of chapter 3 with the book's recipe, batch 128, on eight simulated
+devices as a mesh (8, 1): on the digits, and on CIFAR-10 where MESHBOOK_DATA is set. A
+seed decides the initial weights, the order of the images, augmentation and dropout.
+"""
+
+import itertools
+import os
+import statistics
+import time
+
+import jax
+from flax import nnx
+
+from helpers import start
+from meshbook import images
+from meshbook.sharding import Sharding, make_mesh
+from meshbook.training import create_state, evaluate, fit, recipe
+from meshbook.vit import ViT, ViTConfig
+
+LAPTOP = ViTConfig(patch=8, embed=128, hidden=256, heads=4, layers=2)
+B, SEEDS = 128, (0, 1, 2)
+STEPS = {True: 300, False: 1_600}  # is it the stand-in?
+ASKED = {True: 0.95, False: 0.55}
+
+
+def train(splits, seed):
+    """(test accuracy, seconds of training with compiling) of one run."""
+    steps, mesh = STEPS[splits.is_stand_in], make_mesh((8, 1))
+    make_model = lambda: ViT(LAPTOP, Sharding.data_parallel(), rngs=nnx.Rngs(seed))
+    state = create_state(make_model, recipe(steps), mesh, prepare=splits.prepare)
+    stream = itertools.islice(images.batches(splits.train, B, seed), steps)
+    begin = time.perf_counter()
+    state, _ = fit(state, stream, jax.random.key(seed))
+    passed = time.perf_counter() - begin
+    test = evaluate(state, images.evaluation_batches(splits.test, 200))
+    return test["accuracy"], passed
+
+
+def rows(splits):
+    """Mean and range of the accuracies, and seconds of one seed's training."""
+    accuracies, times = zip(*(train(splits, seed) for seed in SEEDS))
+    low, high = (f"{100 * edge(accuracies):.1f}" for edge in (min, max))
+    steps = STEPS[splits.is_stand_in]
+    return [
+        {"name": f"{splits.source}: test accuracy", "unit": "%",
+         "value": 100 * statistics.mean(accuracies),
+         "note": f"{len(SEEDS)} seeds, {low} to {high}; {steps} steps of {B}; "
+                 f"asked for: {100 * ASKED[splits.is_stand_in]:.0f}"},
+        {"name": f"{splits.source}: training", "unit": "s",
+         "value": statistics.median(times), "note": "one seed, compiling included"},
+    ]
+
+
+def run():
+    """The digits; and CIFAR-10 where it is."""
+    start(8)
+    found = [images.load_digits()]
+    if folder := os.environ.get("MESHBOOK_DATA"):
+        found.append(images.load_cifar10(folder))
+    return [row for splits in found for row in rows(splits)]
+
+
+if __name__ == "__main__":
+    for row in run():
+        print(row)
