@@ -89,8 +89,10 @@ def main(platform):
         jax.config.update("jax_num_cpu_devices", 8)
         devices = jax.devices()
     for layout in LAYOUTS:
-        path = pathlib.Path(__file__).with_name(f"{platform}-{layout}.txt.gz")
-        path.write_bytes(gzip.compress(compiled(devices, layout).encode(), mtime=0))
+        here = pathlib.Path(__file__).resolve()
+        text = compiled(devices, layout).replace(str(here), here.name)
+        path = here.with_name(f"{platform}-{layout}.txt.gz")
+        path.write_bytes(gzip.compress(text.encode(), mtime=0))
         print(path.name, path.stat().st_size)
 
 
