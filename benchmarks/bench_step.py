@@ -71,7 +71,7 @@ def torch_steps(compiled):
             loss = torch.nn.functional.cross_entropy(forward(inputs), labels.long())
             loss.backward()
             optimizer.step()
-        return float(loss)
+        return loss.item()
 
     return run_steps
 
