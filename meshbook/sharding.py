@@ -52,22 +52,26 @@ def inside(mesh):
     return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
 
 
+def on_explicit_mesh():
+    """Whether the current mesh makes layouts a part of types."""
+    return AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
+
+
 def pin(x, spec):
     """x with this layout: a change of type on an Explicit mesh, a constraint on Auto.
 
     Without a mesh there is nothing to lay out, and x comes back as it is.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
+    if jax.sharding.get_abstract_mesh().empty:
         return x
-    if AxisType.Explicit in mesh.axis_types:
+    if on_explicit_mesh():
         return jax.sharding.reshard(x, spec)
     return jax.lax.with_sharding_constraint(x, spec)
 
 
 def reshape(x, shape, spec):
     """x in another shape; on an Explicit mesh its new layout has to be said."""
-    if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
+    if on_explicit_mesh():
         return jax.lax.reshape(x, shape, out_sharding=spec)
     return pin(x.reshape(shape), spec)
 
@@ -148,8 +152,7 @@ class Layout:
         """
         operands, out = pattern.split("->")
         w, spec = self.use(operands.split(",")[1], w, x.dtype), self.spec(out)
-        mesh = jax.sharding.get_abstract_mesh()
-        if AxisType.Explicit in mesh.axis_types:
+        if on_explicit_mesh():
             return jnp.einsum(pattern, x, w, out_sharding=spec)
         return pin(jnp.einsum(pattern, x, w), spec)
 

@@ -101,24 +101,37 @@ def create_state(make_model, optimizer, mesh=None, prepare=as_it_is):
     sizes that the mesh cannot divide.
     """
     with on(mesh):
-        graph, variables, rest = nnx.split(nnx.eval_shape(make_model), nnx.Param, ...)
-        if jax.tree.leaves(rest):
-            kinds = sorted({"/".join(map(str, p)) for p, _ in nnx.to_flat_state(rest)})
-            raise ValueError(
-                f"training carries nnx.Param only; this model also holds {', '.join(kinds)}. "
-                "Give it its keys when it is called: model(inputs, key=key)"
-            )
-        program = Program(graph, variables, optimizer, mesh, prepare)
+        program = take_apart(make_model, optimizer, mesh, prepare)
+        return TrainState(*initialiser(make_model, program)(), program)
 
-        def init():
-            params = nested(nnx.state(make_model(), nnx.Param))
-            opt_state = to_state_dict(optimizer.init(params))
-            return jnp.zeros((), jnp.int32), params, opt_state
 
-        layouts = None
-        if mesh is not None:
-            layouts = jax.tree.map(partial(NamedSharding, mesh), (P(), *program.specs))
-        return TrainState(*jax.jit(init, out_shardings=layouts)(), program)
+def take_apart(make_model, optimizer, mesh, prepare):
+    """The Program of a model, found without making any array."""
+    graph, variables, rest = nnx.split(
+        nnx.eval_shape(make_model), nnx.Param, ...
+    )
+    if jax.tree.leaves(rest):
+        paths = {"/".join(map(str, p)) for p, _ in nnx.to_flat_state(rest)}
+        raise ValueError(
+            "training carries nnx.Param only; this model also holds "
+            f"{', '.join(sorted(paths))}. Give it its keys when it is called: "
+            "model(inputs, key=key)"
+        )
+    return Program(graph, variables, optimizer, mesh, prepare)
+
+
+def initialiser(make_model, program):
+    """A jitted function that makes step, params and opt_state, each in place."""
+    def init():
+        params = nested(nnx.state(make_model(), nnx.Param))
+        opt_state = to_state_dict(program.optimizer.init(params))
+        return jnp.zeros((), jnp.int32), params, opt_state
+
+    if program.mesh is None:
+        return jax.jit(init)
+    place_on = partial(NamedSharding, program.mesh)
+    layouts = jax.tree.map(place_on, (P(), *program.specs))
+    return jax.jit(init, out_shardings=layouts)
 
 
 def loss_and_metrics(params, program, batch, key=None):

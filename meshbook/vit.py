@@ -12,7 +12,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn import initializers as init
 
-from meshbook.sharding import Sharding, check_split, pin, reshape
+from meshbook.sharding import (
+    Sharding, check_split, on_explicit_mesh, pin, reshape
+)
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,9 @@ def parameter(letters, shape, initializer, rngs, config, sharding):
     """One parameter, created where the table says that it lives."""
     spec = sharding.spec(letters)
     check_split(letters, shape, spec)
-    value = initializer(rngs.params(), shape, config.param_dtype)
     layout = {"out_sharding": spec} if any(spec) else {}
+    where = layout if on_explicit_mesh() else {}
+    value = initializer(rngs.params(), shape, config.param_dtype, **where)
     return nnx.Param(value, **layout)
 
 
@@ -86,12 +89,13 @@ def fold(key, number):
     return None if key is None else jax.random.fold_in(key, number)
 
 
-def position_init(key, shape, dtype):
+def position_init(key, shape, dtype, out_sharding=None):
     """Uniform from -0.5 to 0.5, about as large as what the patches give.
 
     Uniform numbers are bit-equal on every mesh; normal ones are not.
     """
-    return jax.random.uniform(key, shape, dtype, -0.5, 0.5)
+    where = {"out_sharding": out_sharding}
+    return jax.random.uniform(key, shape, dtype, -0.5, 0.5, **where)
 
 
 def patches(images_BHWC, config, sharding):

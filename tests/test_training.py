@@ -12,7 +12,8 @@ from jax.sharding import AxisType
 from meshbook import costs, proofs
 from meshbook.augmentation import Preparation
 from meshbook.sharding import Sharding, make_mesh, place
-from meshbook.training import create_state, evaluate, fit, gradients, recipe, train_step
+from meshbook.training import (
+    create_state, evaluate, fit, gradients, initialiser, recipe, take_apart, train_step)
 from meshbook.vit import ViT, ViTConfig
 
 CONFIG = ViTConfig(embed=32, hidden=64, heads=4, layers=2, patch=8)
@@ -36,30 +37,26 @@ def make_state(row="none", mesh=None, optimizer=optax.adam(1e-3), config=CONFIG)
     return create_state(make, optimizer, mesh, PREPARE)
 
 
-def run(state):
-    mesh = state.program.mesh
-    return proofs.Run(
-        lambda state, batch: train_step(state, place(batch, mesh), KEY), state,
-        lambda state, batch: gradients(state, place(batch, mesh), KEY),
-        lambda state: state.params)
-
-
 @functools.cache
-def alone():
-    return run(make_state(optimizer=optax.sgd(0.05)))
-
-
-@functools.cache
-def compiled(row, shape, axis_types):
-    mesh = make_mesh(shape, axis_types=axis_types)
+def compiled(row="none", shape=None, axis_types=AxisType.Explicit):
+    """A state under SGD, and its step as a program; every test of both takes the same."""
+    mesh = shape and make_mesh(shape, axis_types=axis_types)
     state = make_state(row, mesh, optax.sgd(0.05))
     return state, train_step.lower(state, place(BATCHES[0], mesh), KEY).compile()
+
+
+def run(state, program):
+    mesh = state.program.mesh
+    return proofs.Run(
+        lambda state, batch: program(state, place(batch, mesh), KEY), state,
+        lambda state, batch: gradients(state, place(batch, mesh), KEY),
+        lambda state: state.params)
 
 
 @pytest.mark.parametrize("shape", [(8, 1), (4, 2), (2, 4)])
 @pytest.mark.parametrize("row", SPLIT)
 def test_four_proofs(row, shape):
-    state, program = compiled(row, shape, AxisType.Explicit)
+    state, program = compiled(row, shape)
     mesh, useful = state.program.mesh, costs.vit_step_flops(CONFIG, B, shape[1])
     proofs.assert_sharded((state.params, state.opt_state), state.program.specs, mesh)
     proofs.assert_divided(program, 8, *useful, rtol=1e-9)
@@ -68,7 +65,7 @@ def test_four_proofs(row, shape):
         small = CONFIG.layers * (3 * CONFIG.embed + CONFIG.hidden) // shape[1] + CONFIG.classes
         traffic["batch"] += 4 * (costs.vit_parameters(CONFIG, shape[1]) - small)
     proofs.assert_communicates(program, mesh, traffic)
-    proofs.assert_same_training(run(state), alone(), BATCHES)
+    proofs.assert_same_training(run(state, program), run(*compiled()), BATCHES)
 
 
 @pytest.mark.parametrize("row", SPLIT)
@@ -77,7 +74,18 @@ def test_explicit_and_auto_are_one_model(row):
         compiled(row, (4, 2), kind) for kind in (AxisType.Explicit, AxisType.Auto))
     moved = [proofs.collectives(p, s.program.mesh) for p, s in ((program, explicit), (other, auto))]
     assert moved[0] == moved[1]
-    proofs.assert_same_training(run(auto), run(explicit), BATCHES[:5])
+    proofs.assert_same_training(run(auto, other), run(explicit, program), BATCHES[:5])
+
+
+@pytest.mark.parametrize("axis_types", [AxisType.Explicit, AxisType.Auto])
+def test_no_device_makes_more_than_its_part(axis_types):
+    mesh = make_mesh((4, 2), axis_types=axis_types)
+    make = lambda: ViT(CONFIG, Sharding.fully_sharded(), rngs=nnx.Rngs(0))
+    with jax.set_mesh(mesh):
+        program = take_apart(make, optax.adam(1e-3), mesh, PREPARE)
+        memory = initialiser(make, program).lower().compile().memory_analysis()
+    whole = 3 * 4 * costs.vit_parameters(CONFIG)
+    assert memory.output_size_in_bytes + memory.temp_size_in_bytes < whole / 3
 
 
 def test_moments_live_with_their_weights():
