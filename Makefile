@@ -8,7 +8,7 @@ START := .venv-start
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: help environment start book test serve sync data bench lock clean
+.PHONY: help environment start book test serve sync data bench soak lock clean
 help:
 	@sed -n 's/^\([a-z]*\):.*## /make \1: /p' Makefile
 
@@ -21,7 +21,7 @@ book: $(VENV)/installed-$(VERSION)  ## execute every chapter, build the site
 	@echo "The book is at $(CURDIR)/_build/html/index.html"
 
 test: $(VENV)/installed-$(VERSION)  ## all tests; the chapters at the size "test"
-	MESHBOOK_SIZE=test $(BIN)/python -m pytest --nbmake tests notebooks
+	MESHBOOK_SIZE=test $(BIN)/python -m pytest -n 2 --dist loadfile --nbmake tests notebooks
 
 environment: $(VENV)/installed-$(VERSION)  ## what book and test install, and no more
 
@@ -31,11 +31,15 @@ serve:  ## the built site on http://127.0.0.1:8000, for this machine only
 sync: $(VENV)/installed-$(VERSION)  ## write notebooks/ from book/
 	@$(BIN)/python book/_ext/notebooks.py
 
-data: $(VENV)/installed-$(VERSION)  ## download CIFAR-10 into MESHBOOK_DATA, or data/
+data: $(VENV)/installed-$(VERSION)  ## download CIFAR-10 and TinyStories into MESHBOOK_DATA, or data/
 	@$(BIN)/python -m meshbook.images "$(or $(MESHBOOK_DATA),data)"
+	@$(BIN)/python -m meshbook.stories "$(or $(MESHBOOK_DATA),data)"
 
 bench: $(VENV)/installed-$(VERSION)  ## every benchmark, into results/
 	@$(BIN)/python -m benchmarks
+
+soak: $(VENV)/installed-$(VERSION)  ## kill a training run 50 times, and compare every loss
+	@$(BIN)/python tests/soak.py 50
 
 LOCK = $(BIN)/uv pip compile -q --universal --python-version 3.11 --upgrade \
 	--generate-hashes --no-emit-index-url --custom-compile-command "make lock"

@@ -4,6 +4,8 @@ import difflib
 import inspect
 import logging
 import os
+import textwrap
+import warnings
 from importlib.metadata import version
 
 # Set before JAX is imported: its C++ side reads it once.
@@ -68,15 +70,43 @@ def show(obj, against=None):
 
 
 def refused(function, *args, **kwargs):
-    """Return what this call says when it refuses: the message of its error.
+    """Return what this call says when it refuses: the message of its error, wrapped.
 
     Raises AssertionError where the call goes through.
     """
     try:
         function(*args, **kwargs)
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        lines = f"{type(error).__name__}: {error}".splitlines()
+        return "\n".join(textwrap.fill(line, 76) for line in lines)
     raise AssertionError(f"{function.__name__} was expected to refuse this, and did not")
+
+
+class Bar:
+    """A line that fills up from done 0 to done total."""
+
+    def __init__(self, total):
+        self.total, self.done = total, 0
+
+    def __repr__(self):
+        full = 60 * self.done // self.total
+        return "█" * full + "░" * (60 - full)
+
+
+def progress(steps):
+    """An `on_step` for `fit`: a bar that fills up, in place, as steps are sent off."""
+    from IPython.display import DisplayHandle
+
+    bar, shown = Bar(steps), DisplayHandle()
+    shown.display(bar)
+
+    def on_step(state, metrics):
+        before = repr(bar)
+        bar.done += 1
+        if repr(bar) != before:
+            shown.update(bar)
+
+    return on_step
 
 
 class Fence:
@@ -94,9 +124,10 @@ class Fence:
 
 
 def _quiet():
-    """Keep JAX's notices about absent hardware out of the pages."""
+    """Keep notices about absent hardware and absent widgets out of the pages."""
     for name in ("jax", "absl", "orbax"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", "IProgress not found")  # of tqdm, in a notebook
 
 
 def _simulate(devices):
@@ -126,7 +157,7 @@ def _summary(found):
     data = os.environ.get("MESHBOOK_DATA")
     return " · ".join([
         f"jax {version('jax')}, flax {version('flax')}",
-        f"{len(found)} {kind} devices",
+        f"{len(found)} {kind} device{'s' if len(found) > 1 else ''}",
         f"size {_size()}",
         f"data {os.path.basename(os.path.normpath(data))}" if data else "data embedded",
     ])

@@ -19,7 +19,7 @@ from meshbook.sharding import Sharding, make_mesh
 from meshbook.training import create_state, evaluate, fit, recipe
 from meshbook.vit import ViT, ViTConfig
 
-LAPTOP = ViTConfig(patch=8, embed=128, hidden=256, heads=4, layers=2)
+LAPTOP = ViTConfig(patch=8, embed=64, hidden=128, heads=4, layers=2)
 B, SEEDS = 128, (0, 1, 2)
 STEPS = {True: 300, False: 2_000}  # is it the stand-in?
 ASKED = {True: 0.95, False: 0.55}

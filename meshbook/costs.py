@@ -1,4 +1,4 @@
-"""What a step of the ViT must cost, by formula: parameters, FLOPs, bytes that move.
+"""What a training step must cost, by formula: parameters, FLOPs, bytes that move.
 
 Nothing here looks at a program: these are the predictions that programs are held to.
 """
@@ -47,5 +47,52 @@ def vit_step_traffic(config, mesh, images, number=4):
     moved = {
         "model": number * 4 * config.layers * activations,
         "batch": number * gradients,
+    }
+    return {axis: size for axis, size in moved.items() if mesh.shape[axis] > 1}
+
+
+def gpt_parameters(config, ways=1):
+    """How many parameters of a MiniGPT each of `ways` devices holds.
+
+    Everything over the padded vocabulary is divided, like heads and hidden
+    units; positions, norms and the biases after a sum are not.
+    """
+    D, F, V = config.embed, config.hidden, config.padded
+    split = 4 * D * D + 3 * D + 2 * D * F + F
+    whole = D + D + 4 * D
+    blocks = config.layers * (split // ways + whole)
+    return config.tokens * D + blocks + (V * D + D * V + V) // ways
+
+
+def gpt_step_flops(config, rows):
+    """FLOPs of the products of one training step, and how often they are done.
+
+    Returns (useful FLOPs of all devices together, factor). rows: B, of T
+    tokens each. Useful is the head over tokens that exist; the factor is that
+    of the padding. Attention counts whole, though the mask throws half of it
+    away.
+    """
+    T, D, F = config.tokens, config.embed, config.hidden
+    block = T * (8 * D * D + 4 * D * F) + 4 * T * T * D
+    blocks, head = config.layers * block, 2 * T * D * config.vocabulary
+    done = blocks + 2 * T * D * config.padded
+    return 3 * rows * (blocks + head), done / (blocks + head)
+
+
+def gpt_step_traffic(config, mesh, rows, clipped=True, number=4):
+    """Bytes that one device receives along each axis in a step of MiniGPT.
+
+    Tensor-parallel. Along "model": the tokens' embeddings, four sums of
+    activations a block, the hidden gradient, three numbers a token for the
+    loss, and where gradients are clipped the squared norm of each split leaf.
+    Along "batch": the local gradients, loss, accuracy. rows: B, of T tokens
+    each; number: bytes of one.
+    """
+    tokens = rows // mesh.shape["batch"] * config.tokens
+    activations = tokens * config.embed * (1 + 4 * config.layers + 1)
+    norms = 6 * config.layers + 3
+    moved = {
+        "model": number * (activations + 3 * tokens + clipped * norms),
+        "batch": number * (gpt_parameters(config, mesh.shape["model"]) + 2),
     }
     return {axis: size for axis, size in moved.items() if mesh.shape[axis] > 1}

@@ -1,4 +1,4 @@
-"""Downloads: an archive from a list of mirrors, resumed, verified, unpacked whole or not at all.
+"""Downloads: a file from a list of mirrors, resumed, verified, there (or unpacked) whole or not.
 
 Everything unfinished lies in one hidden folder beside the target. It is removed when the
 disk is full or no mirror has the right bytes; it stays when the network fails or the reader
@@ -10,6 +10,7 @@ import logging
 import os
 import pathlib
 import shutil
+import sys
 import tarfile
 import time
 
@@ -29,18 +30,33 @@ def fetch_tar(mirrors, sha256, needed, folder, unpacked, tries=4, wait=1.0):
     Raises DownloadError if no mirror has the file with this SHA-256, OSError (ENOSPC) if
     the disk is full or becomes full.
     """
-    folder = pathlib.Path(folder).expanduser()
-    target, work = folder / unpacked, folder / f".{unpacked}.unfinished"
-    work.mkdir(parents=True, exist_ok=True)
-    with removed_unless_resumable(work), clear_when_full(folder, needed):
-        if shutil.disk_usage(folder).free < needed:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    target = pathlib.Path(folder).expanduser() / unpacked
+    with unfinished(target, needed) as work:
         archive = fetch(mirrors, sha256, work, tries, wait)
         unpack(archive, work / "new")
         if target.exists():
             os.replace(target, work / "old")
         os.replace(work / "new" / unpacked, target)
     return target
+
+
+def fetch_file(mirrors, sha256, needed, path, tries=4, wait=1.0):
+    """Download one file to `path`, whole or not at all; the rest is as for `fetch_tar`."""
+    path = pathlib.Path(path).expanduser()
+    with unfinished(path, needed) as work:
+        os.replace(fetch(mirrors, sha256, work, tries, wait), path)
+    return path
+
+
+@contextlib.contextmanager
+def unfinished(target, needed):
+    """The hidden folder beside the target, for what is not finished, if there is room for it."""
+    work = target.with_name(f".{target.name}.unfinished")
+    work.mkdir(parents=True, exist_ok=True)
+    with removed_unless_resumable(work), clear_when_full(target.parent, needed):
+        if shutil.disk_usage(target.parent).free < needed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        yield work
 
 
 @contextlib.contextmanager
@@ -144,3 +160,15 @@ def unpack(archive, folder):
     """Unpack a tar file; members that would land outside the folder are refused."""
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
+
+
+def command(main, usage):
+    """Run main(DIR) for a command line of one argument; what goes wrong is one sentence."""
+    if len(sys.argv) != 2:
+        raise SystemExit(f"usage: {usage}")
+    try:
+        main(sys.argv[1])
+    except (RuntimeError, OSError) as problem:
+        raise SystemExit(str(problem)) from None
+    except KeyboardInterrupt:
+        raise SystemExit("stopped: the same command goes on where it ended") from None

@@ -18,11 +18,12 @@ from meshbook import svg
 from meshbook.diagrams import draw_flow, draw_product, draw_values, draw_weights
 from meshbook.drawings import assert_tiles, draw_mesh, draw_sharding
 from meshbook.svg import Picture, device_colour, side_by_side
+from meshbook.textdrawings import draw_rows, draw_tokens
 
 __all__ = [  # what a chapter uses, wherever it is defined
     *("Picture", "assert_tiles", "bars", "curves", "device_colour", "display", "draw_flow"),
-    *("draw_mesh", "draw_product", "draw_sharding", "draw_values", "draw_weights"),
-    *("image_grid", "side_by_side"),
+    *("draw_mesh", "draw_product", "draw_rows", "draw_sharding", "draw_tokens", "draw_values"),
+    *("draw_weights", "histogram", "image_grid", "side_by_side"),
 ]
 
 STYLE = {
@@ -85,6 +86,23 @@ def curves(series, xlabel, ylabel, alt, marks=()):
             axes.axhline(level, color="#000000", linewidth=0.8, linestyle=(0, (4, 3)))
             ends.append((level, label, "#000000"))
         label_ends(axes, ends)
+        return display(fig, alt)
+
+
+def histogram(values, xlabel, ylabel, alt, marks=()):
+    """How often whole numbers lie in each of at most forty bins; `marks` are (label, x) lines."""
+    low, high = min(values), max(values)
+    bins = np.arange(low, high + 1 + (step := -(-(high + 1 - low) // 40)), step) - 0.5
+    with matplotlib.rc_context(STYLE):
+        fig = Figure(figsize=(5.2, 2.6), layout="constrained")
+        axes = fig.subplots()
+        axes.set(xlabel=xlabel, ylabel=ylabel)
+        axes.hist(values, bins=bins, color=svg.SERIES[0])
+        axes.set_xlim(0, 1.05 * max([high, *(x for _, x in marks)]))
+        for label, x in marks:
+            axes.axvline(x, color="#000000", linewidth=0.8, linestyle=(0, (4, 3)))
+            place = {"xycoords": ("data", "axes fraction"), "va": "top", "annotation_clip": False}
+            axes.annotate(f" {label}", (x, 1.0), **place)
         return display(fig, alt)
 
 
@@ -158,7 +176,7 @@ def key(colours, width):
 def image_grid(images, titles=None, *, alt, columns=8):
     """A grid of images (N, height, width, 3), uint8 or float in [0, 1], each under its title."""
     images = [as_uint8(image) for image in images]
-    titles = list(titles) if titles is not None else [""] * len(images)
+    titles = [str(title) for title in titles] if titles is not None else [""] * len(images)
     if len(titles) != len(images):
         raise ValueError(f"expected one title an image, found {len(titles)} for {len(images)}")
     side, gap, head = 64.0, 8.0, 15.0 if any(titles) else 0.0
@@ -168,7 +186,7 @@ def image_grid(images, titles=None, *, alt, columns=8):
         place = {"x": x, "y": y + head, "width": side, "height": side, "href": png(image)}
         body.append(svg.element("image", style="image-rendering:pixelated", **place))
         if title:
-            body.append(svg.text(x + side / 2, y + 11, str(title), 11))
+            body.append(svg.text(x + side / 2, y + 11, title, 11))
     rows = -(-len(images) // columns)
     width = min(columns, len(images)) * (side + gap) - gap
     return svg.picture("".join(body), width, rows * (side + gap + head) - gap, alt)

@@ -10,10 +10,10 @@ import pathlib
 import sys
 
 import grain
-import jax
 import numpy as np
 
 from meshbook.augmentation import Preparation
+from meshbook.order import epoch_order, process_share
 
 SPLIT_SEED = 2009  # which images are for training; every chapter uses this split
 
@@ -141,12 +141,6 @@ def channel_statistics(inputs_NHWC):
     return tuple(np.float32(mean).tolist()), tuple(np.float32(std).tolist())
 
 
-@functools.lru_cache(maxsize=4)
-def epoch_order(length, seed, epoch):
-    """The order of the records in one epoch: a permutation of range(length)."""
-    return np.random.default_rng((seed, epoch)).permutation(length)
-
-
 def nth_batch(split, batch_size, seed, share, number):
     """The rows `share` of global batch `number`: the batch first, then the share."""
     epoch, place = divmod(number, len(split) // batch_size)
@@ -178,17 +172,6 @@ def batches(split, batch_size, seed, epochs=None, workers=0,
         mark_flags_as_parsed()
         dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
     return iter(dataset)
-
-
-def process_share(batch_size, process_index=None, process_count=None):
-    """The slice of a global batch that one process holds."""
-    count = jax.process_count() if process_count is None else process_count
-    index = jax.process_index() if process_index is None else process_index
-    if batch_size % count:
-        raise ValueError(f"batch_size {batch_size} does not divide among the processes: "
-                         f"expected a multiple of {count}")
-    size = batch_size // count
-    return slice(index * size, (index + 1) * size)
 
 
 def mark_flags_as_parsed():
@@ -231,11 +214,6 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise SystemExit("usage: python -m meshbook.images DIR   (downloads CIFAR-10 into DIR)")
-    try:
-        main(sys.argv[1])
-    except (RuntimeError, OSError) as problem:
-        raise SystemExit(str(problem)) from None
-    except KeyboardInterrupt:
-        raise SystemExit("stopped: the same command goes on where it ended") from None
+    from meshbook import downloads
+
+    downloads.command(main, "python -m meshbook.images DIR   (downloads CIFAR-10 into DIR)")

@@ -31,7 +31,7 @@ def assert_communicates(compiled, mesh, expected):
     nothing. Raises ProofFailed, naming axes, expected and found; and what `collectives` raises.
 
     >>> assert_communicates(compiled, mesh, {"batch": 4 * (local_weights + 1)})
-    communicates as predicted: batch 1.07 MB a device in 3 collectives
+    communicates as predicted: batch 1.07 MB in 3 collectives
     """
     names = lambda axes: (axes,) if isinstance(axes, str) else tuple(axes)
     order = [*(mesh.axis_names if mesh is not None else ()), "?"]
@@ -46,8 +46,10 @@ def assert_communicates(compiled, mesh, expected):
                 f"along {', '.join(axes)}: expected {predicted:,} bytes on one device, found "
                 f"{bytes_found:,}. All that moves:\n{moved!r}",
                 leaf=axes, expected=predicted, found=bytes_found)
-    parts = [f"{', '.join(axes)} {sized_bytes(each.bytes)} a device in {each.count} collective"
-             + "s" * (each.count != 1) for axes, each in found.items()]
+    parts = [f"{', '.join(axes)} {sized_bytes(each.bytes)} in {each.count}"
+             for axes, each in found.items()]
+    if parts:
+        parts[0] += " collective" + "s" * (next(iter(found.values())).count != 1)
     return Verdict(f"communicates as predicted: {'; '.join(parts) or 'nothing'}", moved=moved)
 
 

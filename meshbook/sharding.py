@@ -102,7 +102,8 @@ def place(batch, mesh):
 
 ROWS = P("batch")
 DATA = dict(
-    BTX=ROWS, BTD=ROWS, BD=ROWS, BTSHK=ROWS, BTHK=ROWS, BTF=ROWS, BC=ROWS
+    BTX=ROWS, BTD=ROWS, BD=ROWS, BTSHK=ROWS, BTHK=ROWS, BTF=ROWS, BC=ROWS,
+    BT=ROWS, BTV=ROWS,
 )
 TENSOR = DATA | dict(
     BTSHK=P("batch", None, None, "model"),
@@ -114,6 +115,10 @@ TENSOR = DATA | dict(
     DF=P(None, "model"),
     F=P("model"),
     FD=P("model"),
+    BTV=P("batch", None, "model"),
+    VD=P("model"),
+    DV=P(None, "model"),
+    V=P("model"),
 )
 FULL = TENSOR | dict(
     XD=P(None, "batch"),
@@ -124,6 +129,8 @@ FULL = TENSOR | dict(
     DF=P("batch", "model"),
     FD=P("model", "batch"),
     DC=P("batch"),
+    VD=P("model", "batch"),
+    DV=P("batch", "model"),
 )
 
 
@@ -162,7 +169,7 @@ class Sharding(Layout):
     """On which mesh axes every kind of tensor is split; a field is its letters.
 
     B batch, T tokens, D embed, F hidden, H heads, K head size, C classes,
-    S the three of query, key and value, X the numbers in one patch.
+    S the three of query, key and value, X the numbers in one patch, V vocabulary.
     Letters that begin with B are activations, the others are parameters.
     A parameter split over "batch" is gathered just before it is used.
 
@@ -179,6 +186,8 @@ class Sharding(Layout):
     BTHK: P = P()
     BTF: P = P()
     BC: P = P()
+    BT: P = P()
+    BTV: P = P()
     XD: P = P()  # parameters
     TD: P = P()
     D: P = P()
@@ -190,6 +199,9 @@ class Sharding(Layout):
     FD: P = P()
     DC: P = P()
     C: P = P()
+    VD: P = P()
+    DV: P = P()
+    V: P = P()
 
     none = classmethod(lambda table: table())
     data_parallel = classmethod(lambda table: table(**DATA))

@@ -266,6 +266,7 @@ def _drifted(name, place, first, second, expected, found):
     where = np.unravel_index(np.nanargmax(apart) if not np.all(np.isnan(apart)) else 0, apart.shape)
     return ProofFailed(
         f"leaf {name}: {device_name(first)} and {device_name(second)} should hold the same "
-        f"{_written(place)}; largest difference {apart[where]:.3g}, at {tuple(map(int, where))}: "
+        f"{_written(place) if place else 'number'}; "
+        f"largest difference {apart[where]:.3g}, at {tuple(map(int, where))}: "
         f"expected {expected[where]:.9g}, found {found[where]:.9g}",
         leaf=name, device=second.id, expected=expected[where], found=found[where])

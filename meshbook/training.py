@@ -21,22 +21,56 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 from meshbook.sharding import inside, on, pin, place
 
 
+def weighted_mean(x, weight=None):
+    """Mean of x; with weight (0 for padding), of what counts."""
+    return x.mean() if weight is None else (x * weight).sum() / weight.sum()
+
+
+def loss_and_metrics(params, program, batch, key=None):
+    """Mean cross-entropy in nats, and the metrics of one batch.
+
+    batch: inputs (B, ...), labels (B, ...) integer, and optionally weight of the
+    same shape as labels (0 for padding). key None: evaluation.
+    """
+    keys = (None, None) if key is None else jax.random.split(key)
+    with jax.named_scope("prepare"):
+        inputs = program.prepare(batch["inputs"], keys[0])
+    logits = program.apply(params, inputs, keys[1]).astype(jnp.float32)
+    with jax.named_scope("loss"):
+        labels = batch["labels"]
+        losses = optax.softmax_cross_entropy_with_integer_labels(
+            logits, labels
+        )
+        right = (logits.argmax(-1) == labels).astype(jnp.float32)
+        mean = partial(weighted_mean, weight=batch.get("weight"))
+        loss = mean(losses)
+        return loss, {"loss": loss, "accuracy": mean(right)}
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
-    """What a training run is besides its arrays: model, optimizer, mesh, layouts."""
+    """What a training run is besides its arrays: model, optimizer, mesh, layouts, loss.
+
+    loss(params, program, batch, key=None) -> (loss, metrics): see loss_and_metrics.
+    """
 
     graph: Any
     variables: Any
     optimizer: optax.GradientTransformation
     mesh: jax.sharding.Mesh | None
     prepare: Callable
+    loss: Callable = loss_and_metrics
 
-    def apply(self, params, inputs, key=None):
-        """The model's logits with these parameters; with a key, dropout is on."""
+    def model(self, params):
+        """The model, put together again with these parameters."""
         variables = jax.tree.map(lambda x: x, self.variables)
         pure = from_state_dict(nnx.to_pure_dict(variables), params)
         nnx.replace_by_pure_dict(variables, pure)
-        return nnx.merge(self.graph, variables)(inputs, key=key)
+        return nnx.merge(self.graph, variables)
+
+    def apply(self, params, inputs, key=None):
+        """The model's logits with these parameters; with a key, dropout is on."""
+        return self.model(params)(inputs, key=key)
 
     @property
     def specs(self):
@@ -76,7 +110,7 @@ class TrainState:
     program: Program = field(metadata={"static": True})
 
 
-def recipe(steps, peak=2e-3):
+def recipe(steps, peak=4e-3):
     """The book's optimizer: AdamW, whose learning rate warms up and falls again.
 
     steps: how many there will be; the rate rises to peak during the first tenth
@@ -86,26 +120,34 @@ def recipe(steps, peak=2e-3):
     return optax.adamw(rate, b2=0.99, weight_decay=0.05)
 
 
+def language_recipe(steps, peak=2e-3):
+    """The same for a language model: gradients of a norm above 1 are cut to 1 first."""
+    return optax.chain(optax.clip_by_global_norm(1.0), recipe(steps, peak))
+
+
 def as_it_is(inputs, key=None):
     """The default `prepare`: inputs reach the model unchanged."""
     return inputs
 
 
-def create_state(make_model, optimizer, mesh=None, prepare=as_it_is):
+def create_state(
+    make_model, optimizer, mesh=None, prepare=as_it_is, loss=loss_and_metrics
+):
     """Parameters and optimizer state, created directly where they will live.
 
     make_model: a function without arguments that returns the nnx.Module; it is
     traced, so no array is ever whole on one device first. prepare(inputs, key)
-    runs inside the step, before the model (key None: evaluation).
+    runs inside the step, before the model (key None: evaluation);
+    loss(params, program, batch, key=None) -> (loss, metrics) is what is trained.
     Raises ValueError for a model with variables that are not nnx.Param, and for
     sizes that the mesh cannot divide.
     """
     with on(mesh):
-        program = take_apart(make_model, optimizer, mesh, prepare)
+        program = take_apart(make_model, optimizer, mesh, prepare, loss)
         return TrainState(*initialiser(make_model, program)(), program)
 
 
-def take_apart(make_model, optimizer, mesh, prepare):
+def take_apart(make_model, optimizer, mesh, prepare, loss=loss_and_metrics):
     """The Program of a model, found without making any array."""
     graph, variables, rest = nnx.split(
         nnx.eval_shape(make_model), nnx.Param, ...
@@ -117,7 +159,7 @@ def take_apart(make_model, optimizer, mesh, prepare):
             f"{', '.join(sorted(paths))}. Give it its keys when it is called: "
             "model(inputs, key=key)"
         )
-    return Program(graph, variables, optimizer, mesh, prepare)
+    return Program(graph, variables, optimizer, mesh, prepare, loss)
 
 
 def initialiser(make_model, program):
@@ -134,36 +176,10 @@ def initialiser(make_model, program):
     return jax.jit(init, out_shardings=layouts)
 
 
-def loss_and_metrics(params, program, batch, key=None):
-    """Mean cross-entropy in nats, and the metrics of one batch.
-
-    batch: inputs (B, ...), labels (B, ...) integer, and optionally weight of the
-    same shape as labels (0 for padding). key None: evaluation.
-    """
-    keys = (None, None) if key is None else jax.random.split(key)
-    with jax.named_scope("prepare"):
-        inputs = program.prepare(batch["inputs"], keys[0])
-    logits = program.apply(params, inputs, keys[1]).astype(jnp.float32)
-    with jax.named_scope("loss"):
-        labels = batch["labels"]
-        losses = optax.softmax_cross_entropy_with_integer_labels(
-            logits, labels
-        )
-        right = (logits.argmax(-1) == labels).astype(jnp.float32)
-        mean = partial(weighted_mean, weight=batch.get("weight"))
-        loss = mean(losses)
-        return loss, {"loss": loss, "accuracy": mean(right)}
-
-
-def weighted_mean(x, weight=None):
-    """Mean of x; with weight (0 for padding), of what counts."""
-    return x.mean() if weight is None else (x * weight).sum() / weight.sum()
-
-
 def value_and_gradients(state, batch, key):
     """((loss, metrics), gradients) of one training batch; the key is folded with step."""
     key = jax.random.fold_in(key, state.step)
-    grad = jax.value_and_grad(loss_and_metrics, has_aux=True)
+    grad = jax.value_and_grad(state.program.loss, has_aux=True)
     return grad(state.params, state.program, batch, key)
 
 
@@ -195,9 +211,9 @@ def train_step(state, batch, key):
 
 @jax.jit
 def evaluation_step(state, batch):
-    """Sums over one batch, dropout off: (loss, right answers, rows that count)."""
+    """Sums over one batch, dropout off: (loss, right answers, labels that count)."""
     with inside(state.program.mesh):
-        _, metrics = loss_and_metrics(state.params, state.program, batch)
+        _, metrics = state.program.loss(state.params, state.program, batch)
         count = batch["weight"].sum()
         return metrics["loss"] * count, metrics["accuracy"] * count, count
 
@@ -205,8 +221,8 @@ def evaluation_step(state, batch):
 def evaluate(state, batches):
     """Mean loss (nats) and accuracy over batches, with dropout and augmentation off.
 
-    A batch may carry weight (B,): 0 marks rows of padding. Raises ValueError
-    where there is no batch.
+    A batch may carry weight, of the shape of its labels (B,) or (B, T): 0 marks
+    padding. Raises ValueError where there is no batch.
     """
     totals = None
     for batch in batches:

@@ -12,13 +12,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn import initializers as init
 
-from meshbook.sharding import (
-    Sharding, check_split, on_explicit_mesh, pin, reshape
-)
+from meshbook.layers import MLP, Attention, Norm, Sizes, fold, parameter
+from meshbook.sharding import Sharding, pin, reshape
 
 
 @dataclass(frozen=True)
-class ViTConfig:
+class ViTConfig(Sizes):
     """Sizes of a ViT; the defaults are those of the source's notebook.
 
     image, patch: pixels along one side; embed D, hidden F, heads H, layers L;
@@ -44,58 +43,21 @@ class ViTConfig:
                 f"an image of {self.image} pixels is not cut evenly by "
                 f"patches of {self.patch}"
             )
-        if self.embed % self.heads:
-            raise ValueError(
-                f"embed D={self.embed} does not divide into {self.heads} heads"
-            )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(
-                f"dropout is a share in [0, 1); found {self.dropout}"
-            )
+        super().__post_init__()
 
     @property
     def tokens(self):
         """T: one token a patch, and the class token."""
         return (self.image // self.patch) ** 2 + 1
 
-    @property
-    def head_size(self):
-        """K, so that H·K = D."""
-        return self.embed // self.heads
-
-
-def parameter(letters, shape, initializer, rngs, config, sharding):
-    """One parameter, created where the table says that it lives."""
-    spec = sharding.spec(letters)
-    check_split(letters, shape, spec)
-    layout = {"out_sharding": spec} if any(spec) else {}
-    where = layout if on_explicit_mesh() else {}
-    value = initializer(rngs.params(), shape, config.param_dtype, **where)
-    return nnx.Param(value, **layout)
-
-
-def dropout(x, rate, key):
-    """x with a share of its numbers 0 and the rest scaled up; no key: x."""
-    if key is None or rate == 0:
-        return x
-    layout = jax.typeof(x).sharding
-    where = {} if layout.mesh.empty else {"out_sharding": layout}
-    keep = jax.random.uniform(key, x.shape, **where) >= rate
-    return jnp.where(keep, x / (1 - rate), 0).astype(x.dtype)
-
-
-def fold(key, number):
-    """A key of its own for each number; no key stays no key."""
-    return None if key is None else jax.random.fold_in(key, number)
-
 
 def position_init(key, shape, dtype, out_sharding=None):
-    """Uniform from -0.5 to 0.5, about as large as what the patches give.
+    """Uniform from -1 to 1: large enough to be noticed beside the patches.
 
     Uniform numbers are bit-equal on every mesh; normal ones are not.
     """
     where = {"out_sharding": out_sharding}
-    return jax.random.uniform(key, shape, dtype, -0.5, 0.5, **where)
+    return jax.random.uniform(key, shape, dtype, -1, 1, **where)
 
 
 def patches(images_BHWC, config, sharding):
@@ -113,74 +75,6 @@ def patches(images_BHWC, config, sharding):
     x = reshape(x, (B, n, p, n, p, 3), sharding.BTX)
     x = x.transpose(0, 1, 3, 2, 4, 5)
     return reshape(x, (B, n * n, p * p * 3), sharding.BTX)
-
-
-class Norm(nnx.Module):
-    """Layer normalisation over D, computed in float32."""
-
-    def __init__(self, config, sharding, *, rngs):
-        shape = (config.embed,)
-        make = lambda f: parameter("D", shape, f, rngs, config, sharding)
-        self.scale_D, self.bias_D = make(init.ones), make(init.zeros)
-        self.sharding = sharding
-
-    def __call__(self, x_BTD):
-        x = x_BTD.astype(jnp.float32)
-        mean = x.mean(-1, keepdims=True)
-        var = jnp.square(x - mean).mean(-1, keepdims=True)
-        scale_D = self.sharding.use("D", self.scale_D[...], x.dtype)
-        bias_D = self.sharding.use("D", self.bias_D[...], x.dtype)
-        y = (x - mean) * jax.lax.rsqrt(var + 1e-6) * scale_D + bias_D
-        return y.astype(x_BTD.dtype)
-
-
-class Attention(nnx.Module):
-    """Every token looks at every other, in H heads: (B, T, D) to (B, T, D)."""
-
-    def __init__(self, config, sharding, *, rngs):
-        D, H, K = config.embed, config.heads, config.head_size
-        fan = dict(scale=1.0, mode="fan_avg", distribution="uniform")
-        qkv = init.variance_scaling(
-            **fan, in_axis=0, out_axis=(2, 3), batch_axis=1
-        )
-        out = init.variance_scaling(**fan, in_axis=(0, 1), out_axis=2)
-        make = lambda *what: parameter(*what, rngs, config, sharding)
-        self.w_qkv_DSHK = make("DSHK", (D, 3, H, K), qkv)
-        self.b_qkv_SHK = make("SHK", (3, H, K), init.zeros)
-        self.w_out_HKD = make("HKD", (H, K, D), out)
-        self.b_out_D = make("D", (D,), init.zeros)
-        self.sharding = sharding
-
-    def __call__(self, x_BTD):
-        s, dtype = self.sharding, x_BTD.dtype
-        qkv = s.einsum("BTD,DSHK->BTSHK", x_BTD, self.w_qkv_DSHK[...])
-        qkv = qkv + s.use("SHK", self.b_qkv_SHK[...], dtype)
-        q_BTHK, k_BTHK, v_BTHK = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
-        y_BTHK = jax.nn.dot_product_attention(q_BTHK, k_BTHK, v_BTHK)
-        y_BTD = s.einsum("BTHK,HKD->BTD", y_BTHK, self.w_out_HKD[...])
-        return y_BTD + s.use("D", self.b_out_D[...], dtype)
-
-
-class MLP(nnx.Module):
-    """Two products with a gelu between: (B, T, D) to (B, T, F) to (B, T, D)."""
-
-    def __init__(self, config, sharding, *, rngs):
-        D, F, xavier = config.embed, config.hidden, init.xavier_uniform()
-        make = lambda *what: parameter(*what, rngs, config, sharding)
-        self.w_in_DF = make("DF", (D, F), xavier)
-        self.b_in_F = make("F", (F,), init.zeros)
-        self.w_out_FD = make("FD", (F, D), xavier)
-        self.b_out_D = make("D", (D,), init.zeros)
-        self.sharding, self.rate = sharding, config.dropout
-
-    def __call__(self, x_BTD, key=None):
-        s, dtype = self.sharding, x_BTD.dtype
-        h_BTF = s.einsum("BTD,DF->BTF", x_BTD, self.w_in_DF[...])
-        h_BTF = jax.nn.gelu(h_BTF + s.use("F", self.b_in_F[...], dtype))
-        h_BTF = dropout(h_BTF, self.rate, fold(key, 0))
-        y_BTD = s.einsum("BTF,FD->BTD", h_BTF, self.w_out_FD[...])
-        y_BTD = y_BTD + s.use("D", self.b_out_D[...], dtype)
-        return dropout(y_BTD, self.rate, fold(key, 1))
 
 
 class Block(nnx.Module):

@@ -218,3 +218,28 @@ def test_a_member_outside_the_folder_is_refused(tmp_path):
     with pytest.raises(tarfile.OutsideDestinationError):
         downloads.unpack(archive, tmp_path / "inside")
     assert not (tmp_path / "outside").exists()
+
+
+def fetch_file(server, path, *manners, needed=len(ARCHIVE)):
+    mirrors = [f"{server.url}/{manner}/archive.tar.gz" for manner in manners]
+    return downloads.fetch_file(mirrors, SHA256, needed, path, tries=3, wait=0.01)
+
+
+def test_a_single_file_is_resumed_verified_and_put_in_its_place(server, tmp_path):
+    path = tmp_path / "new" / "stories.txt"
+    with pytest.raises(downloads.DownloadError):
+        fetch_file(server, path, "wrong", "dead")
+    assert os.listdir(path.parent) == [".stories.txt.unfinished"]
+    assert fetch_file(server, path, "missing", "cut") == path
+    assert os.listdir(path.parent) == ["stories.txt"] and path.read_bytes() == ARCHIVE
+    assert server.requests[-1][1] is not None
+    path.write_bytes(b"damaged")
+    fetch_file(server, path, "good")
+    assert path.read_bytes() == ARCHIVE
+
+
+def test_a_single_file_without_room_keeps_nothing(server, tmp_path):
+    with pytest.raises(OSError, match="the disk is full") as failure:
+        fetch_file(server, tmp_path / "stories.txt", "good", needed=10**18)
+    assert failure.value.errno == errno.ENOSPC
+    assert os.listdir(tmp_path) == []

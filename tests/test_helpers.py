@@ -103,3 +103,12 @@ def test_refused_is_the_message_of_the_error():
 
 def test_helpers_stay_thin():
     assert len((ROOT / "helpers.py").read_text().splitlines()) <= 200
+
+
+def test_the_progress_bar_fills_up_with_the_steps(capsys):
+    on_step = helpers.progress(7)
+    for _ in range(7):
+        on_step(None, None)
+    first, *between, last = capsys.readouterr().out.splitlines()
+    assert (first, last) == ("░" * 60, "█" * 60)
+    assert [line.count("█") for line in between] == [60 * step // 7 for step in range(1, 7)]

@@ -261,8 +261,8 @@ def compiled(mesh):
 def test_predictions_hold_or_are_named(compiled, mesh):
     right = {"model": 4 * (B // 4) * D, "batch": 4 * (D * F + 1)}
     verdict = proofs.assert_communicates(compiled, mesh, right)
-    assert repr(verdict) == ("communicates as predicted: batch 8.20 kB a device in 1 collective; "
-                             "model 512 B a device in 1 collective")
+    assert repr(verdict) == ("communicates as predicted: batch 8.20 kB in 1 collective; "
+                             "model 512 B in 1")
     with pytest.raises(ProofFailed, match="batch: expected 8,192 bytes on one device, found 8,196"):
         proofs.assert_communicates(compiled, mesh, right | {"batch": 4 * D * F})
     with pytest.raises(ProofFailed, match="along batch: expected 0 bytes"):

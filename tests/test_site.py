@@ -42,6 +42,13 @@ def test_a_chapter_has_outputs_and_neither_tracebacks_nor_stray_stderr(path):
     assert "Traceback (most recent call last)" not in soup(path).get_text()
 
 
+@each(CHAPTERS)
+def test_a_progress_bar_is_one_full_line(path):
+    for output in soup(path).select(".cell_output"):
+        bars = [line for line in output.get_text().splitlines() if "█" in line or "░" in line]
+        assert bars in ([], ["█" * 60])
+
+
 @each(PAGES)
 def test_every_picture_has_a_text_alternative(path):
     for image in soup(path).find_all("img"):

@@ -9,7 +9,8 @@ from flax import nnx
 
 from meshbook import costs
 from meshbook.sharding import Sharding, make_mesh
-from meshbook.vit import ViT, ViTConfig, dropout
+from meshbook.layers import dropout
+from meshbook.vit import ViT, ViTConfig
 
 SMALL = ViTConfig(embed=32, hidden=64, heads=4, layers=2, patch=8)
 IMAGES = np.random.default_rng(0).normal(size=(8, 32, 32, 3)).astype(np.float32)

@@ -1,0 +1,67 @@
+"""What a checkpoint knows of a run, and says in JSON: leaves, data position, key."""
+import base64
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meshbook import manifests, runs
+
+
+def arrays(state):
+    """What of a TrainState is saved: nested dicts of arrays, without the program."""
+    return {name: getattr(state, name) for name in ("step", "params", "opt_state")}
+
+
+def leaf_name(path):
+    """A leaf's path as the book writes it: params/blocks/0/mlp/w_in_DF."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def describe(tree):
+    """{path: {shape, dtype, spec}} of every leaf, as JSON has it."""
+    spec = lambda x: [list(axis) if isinstance(axis, tuple) else axis
+                      for axis in getattr(x.sharding, "spec", ())]
+    return {leaf_name(path): {"shape": list(x.shape), "dtype": str(x.dtype), "spec": spec(x)}
+            for path, x in jax.tree.leaves_with_path(tree)}
+
+
+@jax.jit
+def soundness(params, opt_state):
+    """Which leaves are fit to be saved: finite parameters, an optimizer without NaN."""
+    return {"params": jax.tree.map(lambda x: jnp.isfinite(x).all(), params),
+            "opt_state": jax.tree.map(lambda x: ~jnp.isnan(x).any(), opt_state)}
+
+
+def check_sound(step, state):
+    """Diverged if the next step's loss could not be finite; names the first such leaf."""
+    sound = jax.device_get(soundness(state.params, state.opt_state))
+    for path, good in jax.tree.leaves_with_path(sound):
+        if not good:
+            raise runs.Diverged(f"step {step} is not saved: expected finite numbers in "
+                                f"{leaf_name(path)}, found NaN or infinity")
+
+
+def encode_position(position):
+    """Bytes or JSON values as JSON values; TypeError for anything else."""
+    if isinstance(position, bytes):
+        return {"base64": base64.b64encode(position).decode()}
+    manifests.check_json(position)
+    return {"json": position}
+
+
+def decode_position(saved):
+    """What encode_position() was given."""
+    return saved["json"] if "json" in saved else base64.b64decode(saved["base64"])
+
+
+def encode_key(key):
+    """A typed key (jax.random.key) as JSON values."""
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        raise TypeError(f"expected a key made by jax.random.key, found an array of {key.dtype}")
+    return {"impl": str(jax.random.key_impl(key)), "data": jax.random.key_data(key).tolist()}
+
+
+def decode_key(saved):
+    """The key that encode_key() was given."""
+    return jax.random.wrap_key_data(np.uint32(saved["data"]), impl=saved["impl"])

@@ -1,0 +1,452 @@
+"""Checkpoints: what is saved comes back, on any mesh; what is damaged is named and skipped."""
+import collections
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import random
+import resource
+import shutil
+import subprocess
+import threading
+import warnings
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from soak import make_state, make_stream, train
+
+from meshbook import checkpoints, manifests, runs
+from meshbook.checkpoints import Checkpoints, NotSaved, OtherModel, restore, steps
+from meshbook.sharding import Sharding, make_mesh
+from meshbook.training import create_state, fit
+from meshbook.vit import ViT, ViTConfig
+
+WHERE = {"next_index": 0}
+
+
+@pytest.fixture(scope="module")
+def key():
+    return jax.random.key(7)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder with the checkpoints of steps 5 and 10."""
+    folder = tmp_path_factory.mktemp("saved")
+    train(folder, 10)
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    """A copy of that folder, to be damaged."""
+    return shutil.copytree(saved, tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def fresh():
+    return make_state()
+
+
+def numbers(state):
+    """Every array of a state, as NumPy, by its path."""
+    leaves = jax.tree.leaves_with_path(checkpoints.arrays(state))
+    return {jax.tree_util.keystr(path): np.array(x) for path, x in leaves}
+
+
+def assert_equal(one, other):
+    one, other = numbers(one), numbers(other)
+    assert one.keys() == other.keys()
+    for path in one:
+        np.testing.assert_array_equal(one[path], other[path], strict=True, err_msg=path)
+
+
+def at(state, step):
+    """The same state, as if it were that of another step."""
+    return dataclasses.replace(state, step=state.step * 0 + step)
+
+
+def test_all_of_a_run_comes_back(tmp_path, key):
+    state, stream = make_state(), make_stream()
+    with Checkpoints(tmp_path) as run:
+        state, _ = run.resume(state, stream, key)
+        rest = itertools.islice(stream, 7)
+        state, _ = fit(state, rest, key, run.on_step(stream, key, every=5))
+    stream, next_batch = make_stream(), next(stream)
+    with Checkpoints(tmp_path) as run:
+        found, found_key = run.resume(make_state(), stream, jax.random.key(0))
+    assert int(found.step) == 7
+    assert_equal(found, state)
+    assert jax.random.key_data(found_key).tolist() == jax.random.key_data(key).tolist()
+    np.testing.assert_array_equal(next(stream)["inputs"], next_batch["inputs"])
+
+
+def test_the_manifest_describes_every_file_and_every_leaf(saved):
+    manifest = manifests.read(saved / "10")
+    files = {path.relative_to(saved / "10").as_posix()
+             for path in (saved / "10").rglob("*") if path.is_file()}
+    assert set(manifest["files"]) | {"manifest.json"} == files
+    weights = {"dtype": "float32", "shape": [64, 32], "spec": [None, "model"]}
+    assert manifest["leaves"]["params/w_XF"] == weights
+    assert manifest["leaves"]["opt_state/0/mu/w_XF"] == weights
+    assert manifest["position"] == {"json": {"next_index": 10}} and manifest["step"] == 10
+
+
+def vit(mesh, row, seed=0):
+    config = ViTConfig(patch=16, embed=16, hidden=32, heads=2, layers=1)
+    make = lambda: ViT(config, getattr(Sharding, row)(), rngs=nnx.Rngs(seed))
+    return create_state(make, optax.adam(1e-3), make_mesh(mesh))
+
+
+def assert_moved(state, there, folder, key):
+    """Save the state, resume into another one, and return what came: equal, but laid out anew."""
+    with Checkpoints(folder) as run:
+        run.save(state, WHERE, key)
+    with Checkpoints(folder) as run:
+        found, _ = run.resume(there, make_stream(), key)
+    assert_equal(found, state)
+    for x, target in zip(*map(jax.tree.leaves, (found, there))):
+        assert x.sharding == target.sharding
+        assert [s.data.shape for s in x.addressable_shards] == [
+            s.data.shape for s in target.addressable_shards]
+    return found
+
+
+def test_a_state_moves_over_meshes_and_back(saved, tmp_path, key, fresh):
+    state = restore(saved, fresh)  # after ten steps: no moment is zero
+    for number, mesh in enumerate([(8, 1), (4, 2), None, (4, 2), (8, 1)]):
+        state = assert_moved(state, make_state(mesh), tmp_path / str(number), key)
+
+
+def test_a_state_moves_from_one_table_of_layouts_to_another(tmp_path, key):
+    split = vit((4, 2), "fully_sharded", seed=1)
+    assert_moved(vit((8, 1), "data_parallel"), split, tmp_path, key)
+
+
+def test_each_device_is_given_its_own_part_and_no_more(saved, monkeypatch):
+    there = make_state((2, 4))
+    put, sizes = jax.device_put, []
+    monkeypatch.setattr(jax, "device_put", lambda x, *a, **k: sizes.append(np.size(x)) or
+                        put(x, *a, **k))
+    restore(saved, there)
+    parts = [shard.data.size for x in jax.tree.leaves(there) for shard in x.addressable_shards]
+    assert collections.Counter(sizes) == collections.Counter(parts)
+
+
+class Late:
+    """A saver that reads the arrays when it writes them, and not when it is given them."""
+
+    def __init__(self, saver):
+        self.saver = saver
+
+    def save(self, path, args):
+        self.path, self.args = path, args
+
+    def wait_until_finished(self):
+        try:
+            self.saver.save(self.path, args=self.args)
+        finally:
+            self.saver.wait_until_finished()
+
+
+@pytest.mark.parametrize("mesh", [(4, 2), None])
+@pytest.mark.parametrize("saver, right", [(lambda saver: saver, True), (Late, False)])
+def test_a_save_has_its_own_numbers_when_the_next_step_takes_the_memory(
+        tmp_path, key, monkeypatch, mesh, saver, right):
+    state, stream, go = make_state(mesh, hidden=2048), make_stream(), threading.Event()
+    with Checkpoints(tmp_path) as run, contextlib.ExitStack() as stack:
+        stack.callback(go.set)  # whatever fails here, nobody waits for ever
+        state, _ = fit(state, itertools.islice(stream, 2), key)
+        expected = jax.tree.map(lambda x: x.copy(), state)
+        run.saver, publish = saver(run.saver), run.publish
+        monkeypatch.setattr(run, "publish", lambda *what: go.wait() and publish(*what))
+        run.save(state, stream.get_state(), key)
+        late, _ = fit(state, itertools.islice(stream, 20), key)
+        jax.block_until_ready(late)
+        assert steps(tmp_path) == []  # twenty steps later it is still being written
+        if not right:
+            stack.enter_context(pytest.raises(NotSaved, match="Array has been deleted"))
+        go.set()
+        run.wait()
+    if right:
+        assert_equal(restore(tmp_path, late), expected)
+
+
+def test_the_newest_remain(tmp_path, fresh, key):
+    with Checkpoints(tmp_path, keep=2) as run:
+        for step in (3, 4, 10, 11):
+            run.save(at(fresh, step), WHERE, key)
+    assert steps(tmp_path) == [10, 11]
+
+
+def test_a_kill_while_an_old_step_is_deleted_leaves_no_half_of_it(
+        tmp_path, fresh, key, monkeypatch):
+    with Checkpoints(tmp_path, keep=1) as run:
+        run.save(at(fresh, 1), WHERE, key)
+        run.wait()
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "rmtree", lambda path, **_: (path / "_METADATA").unlink(True))
+            run.save(at(fresh, 2), WHERE, key)
+            run.wait()
+        assert steps(tmp_path) == [2] and os.listdir(tmp_path / ".saving") == ["1"]
+        run.save(at(fresh, 3), WHERE, key)
+    assert steps(tmp_path) == [3] and os.listdir(tmp_path / ".saving") == []
+
+
+def flip(path, draw):
+    data = bytearray(path.read_bytes())
+    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "flipped": flip,
+    "truncated": lambda path, draw: os.truncate(path, draw.randrange(1, path.stat().st_size)),
+    "emptied": lambda path, draw: os.truncate(path, 0),
+    "deleted": lambda path, draw: path.unlink(),
+    "replaced by a folder": lambda path, draw: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_every_damaged_file_is_named_and_the_step_before_it_is_used(folder, fresh, how):
+    draw, whole = random.Random(how), folder.with_name("whole")
+    shutil.copytree(folder / "10", whole)
+    names = [path.relative_to(whole) for path in sorted(whole.rglob("*")) if path.is_file()]
+    assert len(names) > 10
+    for name in names:
+        DAMAGE[how](folder / "10" / name, draw)
+        with pytest.warns(UserWarning, match=f"step 10 is skipped: .*{name}: expected .* found "):
+            assert int(restore(folder, fresh).step) == 5
+        shutil.rmtree(folder / "10")
+        shutil.copytree(whole, folder / "10")
+    assert int(restore(folder, fresh).step) == 10
+
+
+def test_every_byte_of_a_manifest_counts(tmp_path):
+    (tmp_path / "a").write_text("a")
+    manifests.write(tmp_path, {"step": 1, "what": [1.5, None, "ü"]})
+    assert manifests.verify(tmp_path) == {"step": 1, "what": [1.5, None, "ü"]}
+    path = tmp_path / manifests.NAME
+    data = path.read_bytes()
+    for byte in range(len(data)):
+        changed = bytearray(data)
+        changed[byte] ^= 1 << byte % 8
+        path.write_bytes(changed)
+        with pytest.raises(manifests.Damaged):
+            manifests.verify(tmp_path)
+
+
+def test_a_file_is_named_with_what_was_expected_and_found(tmp_path):
+    (tmp_path / "a").write_text("abc")
+    (tmp_path / "b").write_text("b")
+    manifests.write(tmp_path, {})
+    (tmp_path / "a").write_text("abcd")
+    (tmp_path / "b").unlink()
+    with pytest.raises(manifests.Damaged) as damage:
+        manifests.verify(tmp_path)
+    first, second = str(damage.value).split("; ")
+    assert first.startswith(f"{tmp_path}/a: expected 3 bytes of SHA-256 ba7816bf")
+    assert "found 4 bytes of SHA-256 88d4266f" in first
+    assert second.startswith(f"{tmp_path}/b: expected 1 bytes") and second.endswith("found none")
+
+
+def test_a_step_under_another_name_is_damaged(folder, fresh):
+    os.rename(folder / "10", folder / "11")
+    with pytest.warns(UserWarning, match="expected step 11, found step 10"):
+        assert int(restore(folder, fresh).step) == 5
+
+
+def test_stray_folders_are_ignored(folder, fresh, key):
+    for name in ("notes", "12.tmp", "007", "-3", "10.damaged", ".saving/15"):
+        (folder / name).mkdir(parents=True)
+    (folder / "99").write_text("a file")
+    (folder / "98").mkdir()
+    assert steps(folder) == [5, 10, 98]
+    with pytest.warns(UserWarning, match="step 98 is skipped: .* expected a manifest, found none"):
+        assert int(restore(folder, fresh).step) == 10
+    with pytest.warns(UserWarning, match="98"), Checkpoints(folder, keep=1) as run:
+        state, _ = run.resume(fresh, make_stream(), key)
+        for step in (98, 99):
+            run.save(at(state, step), WHERE, key)
+    assert steps(folder) == [99]
+    assert {"notes", "12.tmp", "007", "-3", "98.damaged", "99.damaged"} <= set(os.listdir(folder))
+
+
+def test_damaged_checkpoints_are_set_aside_and_never_deleted(folder, fresh):
+    flip(folder / "10" / "_METADATA", random.Random(0))
+    with pytest.warns(UserWarning, match="step 10 is skipped"):
+        train(folder, 20)  # keeps two
+    assert steps(folder) == [15, 20] and (folder / "10.damaged").is_dir()
+    flip(folder / "15" / "_METADATA", random.Random(0))
+    with pytest.warns(UserWarning, match="step 15 is skipped"):
+        train(folder, 30)
+    assert steps(folder) == [15, 25, 30]
+
+
+def test_nothing_intact(folder, fresh, key):
+    for step in (5, 10):
+        (folder / str(step) / manifests.NAME).unlink()
+    with pytest.warns(UserWarning), pytest.raises(FileNotFoundError, match="found none that is"):
+        restore(folder, fresh)
+    with pytest.warns(UserWarning), Checkpoints(folder) as run:
+        assert run.resume(fresh, make_stream(), key) == (fresh, key)
+
+
+def test_another_model_is_refused(saved):
+    with pytest.raises(OtherModel, match=r"10 is of another model: .*params/w_XF: expected "
+                       r"float32 \(64, 16\), found float32 \(64, 32\)"):
+        restore(saved, make_state(hidden=16))
+    with pytest.raises(OtherModel, match="blocks/0/.*expected float32 .* found none; and .* more"):
+        restore(saved, vit((4, 2), "data_parallel"))
+    state = make_state()
+    half = dataclasses.replace(state, params=jax.tree.map(lambda x: x.astype("bfloat16"),
+                                                          state.params))
+    with pytest.raises(OtherModel, match="params/w_FC: expected bfloat16 .* found float32"):
+        restore(saved, half)
+
+
+@contextlib.contextmanager
+def at_most(size):
+    """No file of this process may grow beyond this many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_write_that_fails_is_a_clear_error(tmp_path, fresh, key):
+    with Checkpoints(tmp_path) as run:
+        run.save(at(fresh, 1), WHERE, key)
+        run.wait()
+        with at_most(5_000), pytest.raises(NotSaved, match=r"step 2 could not be saved .* newest "
+                                            "checkpoint is that of step 1"):
+            run.save(at(fresh, 2), WHERE, key)
+            run.wait()
+        assert not (tmp_path / ".saving").exists()
+        run.save(at(fresh, 3), WHERE, key)  # there is room again
+    assert steps(tmp_path) == [1, 3]
+    assert int(restore(tmp_path, fresh).step) == 3
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_at_once(tmp_path, fresh, key):
+    with Checkpoints(tmp_path) as run:
+        (tmp_path / ".saving").write_text("a file, where a folder is to be")
+        with pytest.raises(NotSaved, match="step 1 could not be saved"):
+            run.save(at(fresh, 1), WHERE, key)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a file system of 500 kB of its own."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=500k", "tmpfs", disk]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("only root can make a small disk")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+def test_a_disk_that_is_full(small_disk, fresh, key):
+    with Checkpoints(small_disk / "run", keep=9) as run:
+        with pytest.raises(NotSaved, match=r"the disk is full; .* found [\d,]+ bytes free") as end:
+            for step in range(1, 9):
+                run.save(at(fresh, step), WHERE, key)
+                run.wait()
+    before = steps(small_disk / "run")
+    assert before and f"newest checkpoint is that of step {before[-1]}" in str(end.value)
+    assert int(restore(small_disk / "run", fresh).step) == before[-1]
+
+
+def test_a_failed_save_ends_the_run_at_the_next_step(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(manifests, "write", fail)
+    with pytest.raises(NotSaved, match="the disk is full.* newest checkpoint does not exist yet"):
+        train(tmp_path, 100, every=2)
+    assert steps(tmp_path) == []
+
+
+def read_ahead(stream):
+    """What on_step() asks not to be given: batches that were drawn before they are needed."""
+    waiting = collections.deque(itertools.islice(stream, 2))
+    for batch in stream:
+        yield waiting.popleft()
+        waiting.append(batch)
+
+
+@pytest.mark.parametrize("wrap, right", [(iter, True), (read_ahead, False)])
+def test_the_position_is_that_of_the_step(tmp_path, key, wrap, right):
+    state, stream = make_state(), make_stream()
+    with Checkpoints(tmp_path) as run:
+        batches = itertools.islice(wrap(stream), 4)
+        fit(state, batches, key, run.on_step(stream, key, every=4))
+    position = manifests.read(tmp_path / "4")["position"]["json"]
+    assert (position == {"next_index": 4}) == right
+
+
+@pytest.mark.parametrize("position", [b"\x00bytes", {"a": [1, None, 2.5]}, {"base64": "x"}, 3])
+def test_positions_come_back(position):
+    saved = json.loads(json.dumps(checkpoints.encode_position(position)))
+    assert checkpoints.decode_position(saved) == position
+
+
+@pytest.mark.parametrize("position", [(1, 2), {1: 2}, {"a": float("nan")}, {"a": {1}}])
+def test_positions_that_json_would_change_are_refused(tmp_path, fresh, key, position):
+    with Checkpoints(tmp_path) as run, pytest.raises(TypeError, match="expected what JSON"):
+        run.save(fresh, position, key)
+
+
+def test_old_keys_are_refused(tmp_path, fresh):
+    with Checkpoints(tmp_path) as run, pytest.raises(TypeError, match="jax.random.key, found an"):
+        run.save(fresh, WHERE, jax.random.PRNGKey(0))
+
+
+def test_two_runs_are_not_mixed(folder, fresh, key):
+    with Checkpoints(folder) as run:
+        with pytest.raises(ValueError, match=r"steps \[5, 10\]: call resume"):
+            run.save(fresh, WHERE, key)
+        state, _ = run.resume(fresh, make_stream(), key)
+        with pytest.raises(ValueError, match="expected a step after 10, .* found step 4"):
+            run.save(at(state, 4), WHERE, key)
+
+
+@pytest.mark.parametrize("bad", [{"keep": 0}, {"every": 0}])
+def test_bad_numbers(tmp_path, key, bad):
+    with pytest.raises(ValueError, match="at least 1; found 0"):
+        with Checkpoints(tmp_path, keep=bad.get("keep", 1)) as run:
+            run.on_step(make_stream(), key, bad["every"])
+
+
+def test_an_error_of_the_reader_is_not_hidden(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError("broken disk")
+
+    monkeypatch.setattr(manifests, "write", fail)
+    with pytest.raises(KeyError) as error:
+        train(tmp_path, 4, every=1, after={}.__getitem__)
+    assert "While ending the run: NotSaved: step 1" in error.value.__notes__[0]
+
+
+def test_nothing_is_said_when_all_is_well(tmp_path):
+    with warnings.catch_warnings(action="error"):
+        train(tmp_path, 6)
+        train(tmp_path, 12)
+
+
+def test_metrics_are_on_disk_before_a_checkpoint_is(tmp_path, monkeypatch):
+    seen = []
+    write = manifests.write
+    monkeypatch.setattr(manifests, "write", lambda *a: (
+        seen.append((a[1]["step"], runs.read_metrics(tmp_path / "metrics")["loss"])), write(*a)))
+    train(tmp_path, 10)
+    assert [step for step, _ in seen] == [5, 10]
+    assert all(set(losses) >= set(range(1, step + 1)) for step, losses in seen)
