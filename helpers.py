@@ -61,10 +61,10 @@ def show(obj, against=None):
 
     With `against`, another function or class, the fence is the diff from it to `obj`.
     """
-    after = inspect.getsource(obj)
+    after = textwrap.dedent(inspect.getsource(obj))
     if against is None:
         return Fence("python", after)
-    before = inspect.getsource(against)
+    before = textwrap.dedent(inspect.getsource(against))
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=2, lineterm="")
     return Fence("diff", "\n".join(list(lines)[2:]))
 

@@ -18,12 +18,12 @@ from meshbook import svg
 from meshbook.diagrams import draw_flow, draw_product, draw_values, draw_weights
 from meshbook.drawings import assert_tiles, draw_mesh, draw_sharding
 from meshbook.svg import Picture, device_colour, side_by_side
-from meshbook.textdrawings import draw_rows, draw_tokens
+from meshbook.textdrawings import draw_attention, draw_rows, draw_tokens
 
 __all__ = [  # what a chapter uses, wherever it is defined
-    *("Picture", "assert_tiles", "bars", "curves", "device_colour", "display", "draw_flow"),
-    *("draw_mesh", "draw_product", "draw_rows", "draw_sharding", "draw_tokens", "draw_values"),
-    *("draw_weights", "histogram", "image_grid", "side_by_side"),
+    *("Picture", "assert_tiles", "bars", "curves", "device_colour", "display", "draw_attention"),
+    *("draw_flow", "draw_mesh", "draw_product", "draw_rows", "draw_sharding", "draw_tokens"),
+    *("draw_values", "draw_weights", "histogram", "image_grid", "side_by_side"),
 ]
 
 STYLE = {

@@ -1,4 +1,4 @@
-"""Drawings of text: the tokens of a sentence, and the documents in the rows of a batch."""
+"""Drawings of text: its tokens, where one of them looks, and the documents in a batch's rows."""
 
 import html
 import itertools
@@ -20,25 +20,61 @@ def visible(words):
     return words.replace(" ", "·").replace("\n", "↵")
 
 
+def flow(widths, pitch):
+    """Where boxes of these widths stand, in lines like words: their corners, and how wide it is."""
+    corners, x, y, wide = [], 0.0, 0.0, 0.0
+    for width in widths:
+        if x and x + width > 480:
+            x, y = 0.0, y + pitch
+        corners.append((x, y))
+        x += width + 3
+        wide = max(wide, x)
+    return corners, wide
+
+
 def draw_tokens(pieces, numbers):
     """Draw a text as its tokens: each in a box of its own, its number below, `·` for a space.
 
     pieces: the text of each token; numbers: its number in the vocabulary.
     """
-    body, x, y, wide = [], 0.0, 2.0, 0.0
-    for i, (piece, number) in enumerate(zip(pieces, numbers, strict=True)):
-        width = 8 + max(svg.text_width(visible(piece), 13), svg.text_width(str(number), 10))
-        if x and x + width > 480:
-            x, y = 0.0, y + 44
+    pieces = [visible(piece) for piece in pieces]
+    widths = [8 + max(svg.text_width(piece, 13), svg.text_width(str(number), 10))
+              for piece, number in zip(pieces, numbers, strict=True)]
+    body, (corners, wide) = [], flow(widths, 44)
+    for i, ((x, y), width) in enumerate(zip(corners, widths)):
         fill = colour_of(i)
-        body.append(svg.rectangle(x, y, width, 22, fill=fill, rx=3))
-        body.append(svg.text(x + width / 2, y + 15, visible(piece), 13, fill=svg.ink(fill)))
-        body.append(svg.text(x + width / 2, y + 34, str(number), 10))
-        x += width + 3
-        wide = max(wide, x)
-    words = ", ".join(f"{visible(piece)} is {number}" for piece, number in zip(pieces, numbers))
+        body.append(svg.rectangle(x, y + 2, width, 22, fill=fill, rx=3))
+        body.append(svg.text(x + width / 2, y + 17, pieces[i], 13, fill=svg.ink(fill)))
+        body.append(svg.text(x + width / 2, y + 36, str(numbers[i]), 10))
+    words = ", ".join(f"{piece} is {number}" for piece, number in zip(pieces, numbers))
     alt = f"{len(pieces)} tokens, with · for a space: {words}"
-    return svg.picture("".join(body), wide, y + 40, alt, shown=1.25 * wide)
+    return svg.picture("".join(body), wide, corners[-1][1] + 42, alt, shown=1.25 * wide)
+
+
+def draw_attention(pieces, weights, at):
+    """Draw where one token of a text looks: the stronger its colour, the more it looks there.
+
+    pieces: the text of each token; weights: how much of its attention each token gets, from 0 to 1;
+    at: the place of the token that looks, which is framed. What follows it is faint: it cannot be
+    seen from there. Raises ValueError where it is looked at all the same.
+    """
+    pieces, weights = [visible(piece) for piece in pieces], np.asarray(weights, float)
+    if weights.shape != (len(pieces),) or weights[at + 1:].any():
+        raise ValueError(f"expected a weight for each of {len(pieces)} tokens, 0 after token {at}; "
+                         f"found shape {weights.shape}, and {weights[at + 1:].sum():.3g} after it")
+    widths = [6 + svg.text_width(piece, 13) for piece in pieces]
+    body, (corners, wide) = [], flow(widths, 28)
+    for i, ((x, y), width) in enumerate(zip(corners, widths)):
+        faint = {"opacity": 0.4} if i > at else {}
+        body.append(svg.rectangle(x, y + 2, width, 22, fill=svg.SERIES[0], rx=3,
+                                  fill_opacity=0.75 * weights[i] / weights.max()))
+        body.append(svg.text(x + width / 2, y + 17, pieces[i], 13, **faint))
+        if i == at:
+            body.append(svg.frame(x, y + 2, width, 22))
+    most = sorted(range(at + 1), key=lambda i: -weights[i])[:5]
+    words = ", ".join(f"{weights[i]:.0%} at {pieces[i]} (token {i})" for i in most)
+    alt = f"Where token {at}, {pieces[at]}, of {len(pieces)} looks: {words}"
+    return svg.picture("".join(body), wide, corners[-1][1] + 26, alt, shown=1.25 * wide)
 
 
 def draw_rows(owners_BT, names=None, labels=None, empty="padding"):

@@ -46,6 +46,7 @@ def one_of_each():
     yield figures.image_grid(np.zeros((3, 4, 4, 3), np.uint8), ["a", "b", "<c>"], alt="images")
     yield figures.histogram([1, 2, 2, 5], "tokens", "stories", "lengths", marks=[("T", 4)])
     yield figures.draw_tokens(["One", " <b>", "\n"], [7, 300, 10])
+    yield figures.draw_attention(["One", " <b>", "\n"], [0.75, 0.25, 0], 1)
     yield figures.draw_rows([[0, 0, 0, 1], [1, 1, -1, -1]], names={0: "One <b>"})
     yield figures.draw_mesh(MESH)
     yield figures.draw_mesh(CUBE)
@@ -60,6 +61,14 @@ def one_of_each():
 
 
 FIGURES = list(one_of_each())
+
+
+def test_attention_is_as_strong_as_it_is_drawn_and_sees_nothing_ahead():
+    drawn = figures.draw_attention(["One", " two", " one"], [0.2, 0.5, 0.3], 2)
+    assert re.findall(r'fill-opacity="([\d.]+)"', drawn._repr_html_()) == ["0.3", "0.75", "0.45"]
+    assert "50% at ·two (token 1), 30% at ·one (token 2)" in drawn.alt
+    with pytest.raises(ValueError, match="0 after token 1; found shape .3,., and 0.3 after it"):
+        figures.draw_attention(["One", " two", " one"], [0.2, 0.5, 0.3], 1)
 
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.alt[:20])

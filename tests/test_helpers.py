@@ -89,6 +89,10 @@ def test_show_is_a_fence_of_the_source():
     assert repr(shown) == "def before(x):\n    return x + 1"
 
 
+def test_show_of_a_method_begins_at_the_margin():
+    assert repr(helpers.show(helpers.Bar.__repr__)).startswith("def __repr__(self):\n    full")
+
+
 def test_show_against_is_a_diff():
     lines = helpers.show(after, against=before)._repr_markdown_().splitlines()
     assert lines[0] == "```diff" and lines[-1] == "```"
