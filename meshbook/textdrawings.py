@@ -58,14 +58,14 @@ def draw_attention(pieces, weights, at):
     at: the place of the token that looks, which is framed. What follows it is faint: it cannot be
     seen from there. Raises ValueError where it is looked at all the same.
     """
-    pieces, weights = [visible(piece) for piece in pieces], np.asarray(weights, float)
+    pieces, weights = [visible(each.strip(" ") or each) for each in pieces], np.asarray(weights)
     if weights.shape != (len(pieces),) or weights[at + 1:].any():
         raise ValueError(f"expected a weight for each of {len(pieces)} tokens, 0 after token {at}; "
                          f"found shape {weights.shape}, and {weights[at + 1:].sum():.3g} after it")
     widths = [6 + svg.text_width(piece, 13) for piece in pieces]
     body, (corners, wide) = [], flow(widths, 28)
     for i, ((x, y), width) in enumerate(zip(corners, widths)):
-        faint = {"opacity": 0.4} if i > at else {}
+        faint = {"opacity": 0.55} if i > at else {}
         body.append(svg.rectangle(x, y + 2, width, 22, fill=svg.SERIES[0], rx=3,
                                   fill_opacity=0.75 * weights[i] / weights.max()))
         body.append(svg.text(x + width / 2, y + 17, pieces[i], 13, **faint))
