@@ -79,8 +79,7 @@ def load_tinystories(folder):
     where = cache(encoding, *map(stamp, training + validating), beside=training[0].parent)
     held = kept(where / "validation.tokens", encoding, lambda: stories_in(validating))
     train = kept(where / "train.tokens", encoding,
-                 lambda: without(stories_in(training), stories_in(validating)),
-                 workers=workers_for(training))
+                 lambda: without(stories_in(training), stories_in(validating)))
     return Stories(train, held, encoding, source="TinyStories", is_stand_in=False)
 
 
@@ -124,12 +123,12 @@ def without(stories, others):
     return (text for text in stories if fingerprint(text) not in known)
 
 
-def kept(path, encoding, documents, workers=1):
+def kept(path, encoding, documents):
     """The Tokens of a file; it is written first where it is not there, or not whole."""
     try:
         return read_tokens(path, encoding)
     except (FileNotFoundError, ValueError):
-        write_tokens(documents(), encoding, path, workers)
+        write_tokens(documents(), encoding, path)
         return read_tokens(path, encoding)
 
 
@@ -150,13 +149,6 @@ def cache(encoding, *recipe, beside=None):
 def stamp(path):
     """What changes with a file: its name, its size, the time of its last change."""
     return path.name, path.stat().st_size, path.stat().st_mtime_ns
-
-
-def workers_for(paths):
-    """Processes to tokenise these files: they take a second to start, so one for small files."""
-    import joblib
-
-    return 1 if sum(path.stat().st_size for path in paths) < 1 << 26 else joblib.cpu_count()
 
 
 def main(folder):

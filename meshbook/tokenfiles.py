@@ -4,6 +4,7 @@ A file has a header of 512 bytes, the tokens as uint16, and the places where doc
 int64. The stream of N tokens is END, a document, END, a document, ..., END: each END opens a
 document and closes the one before. Integers are little-endian.
 """
+import collections
 import contextlib
 import errno
 import hashlib
@@ -12,6 +13,7 @@ import json
 import os
 import pathlib
 import shutil
+from concurrent import futures
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -39,10 +41,10 @@ class Tokens:
         return len(self.starts) - 1
 
 
-def write_tokens(documents, encoding, path, workers=1):
+def write_tokens(documents, encoding, path, workers=os.cpu_count() or 1):
     """Tokenise an iterable of texts into the file `path`, which then exists whole or not at all.
 
-    `workers` processes encode; only some million characters are in memory at a time.
+    `workers` threads encode; only some million characters are in memory at a time.
     Raises ValueError for a vocabulary that needs more than 16 bits, a document that contains END
     and no document at all, OSError (ENOSPC) when the disk is full.
     """
@@ -68,15 +70,19 @@ def write_tokens(documents, encoding, path, workers=1):
 
 
 def encode(documents, encoding, workers):
-    """Yield the tokens of the documents, each with END before it, some million at a time."""
-    parts = (("".join(END + text for text in some), encoding) for some in grouped(documents))
-    if workers == 1:
-        yield from itertools.starmap(encode_part, parts)
-        return
-    import joblib
+    """Yield the tokens of the documents, each with END before it, some million at a time.
 
-    yield from joblib.Parallel(n_jobs=workers, return_as="generator", pre_dispatch="2*n_jobs")(
-        joblib.delayed(encode_part)(*part) for part in parts)
+    Threads serve: tiktoken lets go of Python's lock while it encodes.
+    """
+    with futures.ThreadPoolExecutor(workers) as pool:
+        waiting = collections.deque()
+        for some in grouped(documents):
+            text = "".join(END + each for each in some)
+            waiting.append(pool.submit(encode_part, text, encoding))
+            if len(waiting) > workers:
+                yield waiting.popleft().result()
+        for part in waiting:
+            yield part.result()
 
 
 def encode_part(text, encoding):
