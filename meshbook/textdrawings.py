@@ -67,7 +67,7 @@ def draw_attention(pieces, weights, at):
     for i, ((x, y), width) in enumerate(zip(corners, widths)):
         faint = {"opacity": 0.55} if i > at else {}
         body.append(svg.rectangle(x, y + 2, width, 22, fill=svg.SERIES[0], rx=3,
-                                  fill_opacity=0.75 * weights[i] / weights.max()))
+                                  fill_opacity=0.6 * weights[i] / weights.max()))
         body.append(svg.text(x + width / 2, y + 17, pieces[i], 13, **faint))
         if i == at:
             body.append(svg.frame(x, y + 2, width, 22))

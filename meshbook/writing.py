@@ -201,20 +201,39 @@ def draw(logits_BV, chance_B, temperature, top_p, top_k=None, nucleus=False):
 
     chance_B: uniform in [0, 1). temperature 0: the likeliest token.
     """
-    some = bool(top_k or nucleus)  # else all, in the vocabulary's order
-    kept = top_k or (logits_BV.shape[-1] if nucleus else 1)
-    likely_BV, ids_BV = jax.lax.top_k(logits_BV, kept)  # likeliest first
-    likely_BV = likely_BV if some else logits_BV
+    likely_BV, ids_BV = jax.lax.top_k(logits_BV, top_k or 1)
+    likely_BV = likely_BV if top_k else logits_BV  # all, in their own order
     divisor = jnp.where(temperature > 0, temperature, 1)
     p_BV = jax.nn.softmax(likely_BV / divisor)
     if nucleus:
-        p_BV = jnp.where(jnp.cumsum(p_BV, -1) - p_BV < top_p, p_BV, 0)
+        p_BV = jnp.where(p_BV >= least_likely(p_BV, top_p), p_BV, 0)
     sum_BV = jnp.cumsum(p_BV, -1)
     total_B1 = sum_BV[:, -1:]
     at_B = (sum_BV <= chance_B[:, None] * total_B1).sum(-1)
     last_B = (sum_BV < total_B1).sum(-1)  # rounding can carry past it
     at_B = jnp.minimum(at_B, last_B).astype(jnp.int32)
-    if not some:
+    if not top_k:
         return jnp.where(temperature > 0, at_B, ids_BV[:, 0])
     at_B = jnp.where(temperature > 0, at_B, 0)  # a slice makes XLA sort all
     return jnp.take_along_axis(ids_BV, at_B[:, None], -1)[:, 0]
+
+
+def least_likely(p_BV, top_p):
+    """The largest chance whose tokens, and those above, have top_p together: (B, 1).
+
+    Found by halving, bit by bit, and not by sorting the vocabulary: floats from
+    0 on are ordered like their bits.
+    """
+    bits_BV = jax.lax.bitcast_convert_type(p_BV, jnp.int32)
+
+    def halve(_, bounds):
+        low_B1, high_B1 = bounds
+        middle_B1 = low_B1 + (high_B1 - low_B1 + 1) // 2
+        kept_BV = jnp.where(bits_BV >= middle_B1, p_BV, 0)
+        enough_B1 = kept_BV.sum(-1, keepdims=True) >= top_p
+        return (jnp.where(enough_B1, middle_B1, low_B1),
+                jnp.where(enough_B1, high_B1, middle_B1 - 1))
+
+    high_B1 = bits_BV.max(-1, keepdims=True)
+    found, _ = jax.lax.fori_loop(0, 31, halve, (0 * high_B1, high_B1))
+    return jax.lax.bitcast_convert_type(found, jnp.float32)

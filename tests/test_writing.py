@@ -11,7 +11,7 @@ from jax.sharding import AxisType
 from tiny_gpt import CONFIG, mesh_of, tiny_state
 
 from meshbook.gpt import as_text, generate, stream
-from meshbook.writing import draw, window_start
+from meshbook.writing import draw, least_likely, window_start
 
 KEY, LENGTH, W = jax.random.key(3), 40, CONFIG.tokens
 PROMPTS = [[1, 2, 3], [4], [*range(30, 41)], [*range(100, 130)], [7] * 16]
@@ -124,6 +124,17 @@ def test_samples_follow_the_distribution():
         assert chi_square(counts(logits, temperature, top_k, top_p), p / p.sum())
     skewed = np.exp(logits) / np.exp(logits).sum() * (1 + 0.05 * np.sign(np.arange(20) - 9.5))
     assert not chi_square(counts(logits, 1, None, None), skewed / skewed.sum())
+
+
+@pytest.mark.parametrize("top_p", (1e-6, 0.3, 0.9, 0.999, 1.0))
+def test_the_fewest_tokens_that_have_a_chance_together_are_those_that_sorting_finds(top_p):
+    p_BV = jax.nn.softmax(3 * jax.random.normal(jax.random.key(2), (8, 1000)))
+    kept_BV = np.asarray(p_BV >= least_likely(p_BV, top_p))
+    for p_V, kept_V in zip(np.asarray(p_BV, np.float64), kept_BV):
+        down_V = np.sort(p_V)[::-1]
+        needed = 1 + np.searchsorted(np.cumsum(down_V), top_p - 1e-6)
+        assert needed <= kept_V.sum() <= 1 + np.searchsorted(np.cumsum(down_V), top_p + 1e-6)
+        assert p_V[kept_V].min() == down_V[kept_V.sum() - 1]
 
 
 def counts(logits, temperature, top_k, top_p, n=100_000):
