@@ -65,7 +65,7 @@ FIGURES = list(one_of_each())
 
 def test_attention_is_as_strong_as_it_is_drawn_and_sees_nothing_ahead():
     drawn = figures.draw_attention(["One", " two", " one"], [0.2, 0.5, 0.3], 2)
-    assert re.findall(r'fill-opacity="([\d.]+)"', drawn._repr_html_()) == ["0.3", "0.75", "0.45"]
+    assert re.findall(r'fill-opacity="([\d.]+)"', drawn._repr_html_()) == ["0.24", "0.6", "0.36"]
     assert "50% at two (token 1), 30% at one (token 2)" in drawn.alt
     with pytest.raises(ValueError, match="0 after token 1; found shape .3,., and 0.3 after it"):
         figures.draw_attention(["One", " two", " one"], [0.2, 0.5, 0.3], 1)
