@@ -19,11 +19,13 @@ from meshbook.diagrams import draw_flow, draw_product, draw_values, draw_weights
 from meshbook.drawings import assert_tiles, draw_mesh, draw_sharding
 from meshbook.svg import Picture, device_colour, side_by_side
 from meshbook.textdrawings import draw_attention, draw_rows, draw_tokens
+from meshbook.tracedrawings import draw_buffers, draw_gantt, draw_shares
 
 __all__ = [  # what a chapter uses, wherever it is defined
     *("Picture", "assert_tiles", "bars", "curves", "device_colour", "display", "draw_attention"),
-    *("draw_flow", "draw_mesh", "draw_product", "draw_rows", "draw_sharding", "draw_tokens"),
-    *("draw_values", "draw_weights", "histogram", "image_grid", "side_by_side"),
+    *("draw_buffers", "draw_flow", "draw_gantt", "draw_mesh", "draw_product", "draw_rows"),
+    *("draw_sharding", "draw_shares", "draw_tokens", "draw_values", "draw_weights", "histogram"),
+    *("image_grid", "side_by_side"),
 ]
 
 STYLE = {
@@ -141,7 +143,7 @@ def bars(values, unit, alt):
     colours = {part: svg.SERIES[i % len(svg.SERIES)] for i, part in enumerate(parts)}
     longest = max(sum(row.values()) for row in rows.values()) or 1
     width = 360.0
-    body, top = key(colours, width) if parts != [""] else ([], 4.0)
+    body, top = svg.key(colours, width) if parts != [""] else ([], 4.0)
     for i, (label, row) in enumerate(rows.items()):
         y, x = top + 40.0 * i, 0.0
         total = f"{readable(sum(row.values()))} {unit}".strip()
@@ -158,19 +160,6 @@ def readable(value):
     """A number with commas: a whole number in full, another to three significant digits."""
     rounded = value if value == int(value) else float(f"{value:.3g}")
     return f"{rounded:,.0f}" if rounded == int(rounded) else f"{rounded:,}"
-
-
-def key(colours, width):
-    """(SVG elements, height) of coloured squares with the names of the parts, in as many lines."""
-    body, x, y = [], 0.0, 2.0
-    for part, colour in colours.items():
-        wide = 24 + svg.text_width(part, 10)
-        if x and x + wide > width:
-            x, y = 0.0, y + 18
-        body.append(svg.rectangle(x, y, 10, 10, fill=colour, rx=2))
-        body.append(svg.text(x + 14, y + 9, part, 11, "start"))
-        x += wide
-    return body, y + 24
 
 
 def image_grid(images, titles=None, *, alt, columns=8):

@@ -96,6 +96,19 @@ def arrow(x1, y1, x2, y2, head=4.0):
     return line(x1, y1, *back, width=1.4) + element("polygon", points=tip, fill="currentColor")
 
 
+def key(colours, width):
+    """(SVG elements, height) of coloured squares with the names of the parts, in as many lines."""
+    body, x, y = [], 0.0, 2.0
+    for part, colour in colours.items():
+        wide = 26 + text_width(part)
+        if x and x + wide > width:
+            x, y = 0.0, y + 18
+        body.append(rectangle(x, y, 10, 10, fill=colour, rx=2))
+        body.append(text(x + 14, y + 9, part, 11, "start"))
+        x += wide
+    return body, y + 24
+
+
 @dataclass(frozen=True, repr=False)
 class Picture:
     """A finished figure: HTML that a notebook shows as it is, and the words that replace it."""

@@ -14,7 +14,9 @@ from matplotlib import pyplot
 
 from meshbook import drawings, figures, svg
 from meshbook.figures import assert_tiles, draw_sharding
+from meshbook.liveness import live_bytes
 from meshbook.sharding import make_mesh
+from meshbook.traces import Record, Trace
 
 MESH = make_mesh((4, 2))
 CUBE = make_mesh((2, 2, 2), ("a", "b", "c"))
@@ -48,6 +50,10 @@ def one_of_each():
     yield figures.draw_tokens(["One", " <b>", "\n"], [7, 300, 10])
     yield figures.draw_attention(["One", " <b>", "\n"], [0.75, 0.25, 0], 1)
     yield figures.draw_rows([[0, 0, 0, 1], [1, 1, -1, -1]], names={0: "One <b>"})
+    run = Trace(Record(0, "dot.1 <b>", "compute", float(at), 0.5, at) for at in range(3))
+    yield figures.draw_gantt(run)
+    yield figures.draw_shares(run)
+    yield figures.draw_buffers(live_bytes(jax.jit(jax.numpy.sin).lower(np.ones(9)).compile()))
     yield figures.draw_mesh(MESH)
     yield figures.draw_mesh(CUBE)
     yield draw_sharding(put((8, 16), "batch", "model"), "w_DF")
