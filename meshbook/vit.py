@@ -101,6 +101,8 @@ class ViT(nnx.Module):
     embed sizes as the sharding asks, and for images of another shape.
     """
 
+    block = Block
+
     def __init__(
         self, config: ViTConfig, sharding: Sharding, *, rngs: nnx.Rngs
     ):
@@ -112,7 +114,8 @@ class ViT(nnx.Module):
         self.class_D = make("D", (D,), init.zeros)
         self.position_TD = make("TD", (T, D), position_init)
         self.blocks = nnx.List(
-            Block(config, sharding, rngs=rngs) for _ in range(config.layers)
+            self.block(config, sharding, rngs=rngs)
+            for _ in range(config.layers)
         )
         self.norm = Norm(config, sharding, rngs=rngs)
         self.w_head_DC = make("DC", (D, C), init.xavier_uniform())
