@@ -5,12 +5,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 START := .venv-start
+AOT := .venv-aot
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: help environment start book test serve sync data bench soak lock clean
+.PHONY: help environment start book test serve sync data bench aot test-aot soak lock clean
 help:
-	@sed -n 's/^\([a-z]*\):.*## /make \1: /p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /make \1: /p' Makefile
 
 start: $(START)/installed-$(VERSION)  ## the preface alone, on the terminal
 	@$(START)/bin/python book/_ext/run_chapter.py book/start-here.md
@@ -38,6 +39,12 @@ data: $(VENV)/installed-$(VERSION)  ## download CIFAR-10 and TinyStories into ME
 bench: $(VENV)/installed-$(VERSION)  ## every benchmark, into results/
 	@$(BIN)/python -m benchmarks
 
+aot: $(AOT)/installed-$(VERSION)  ## compile for TPUs that are not here (Linux x86-64), into results/
+	@$(AOT)/bin/python -m benchmarks.aot
+
+test-aot: $(AOT)/installed-$(VERSION)  ## the tests that need the TPU's compiler
+	$(AOT)/bin/python -m pytest -n 2 tests/test_topologies.py
+
 soak: $(VENV)/installed-$(VERSION)  ## kill a training run 50 times, and compare every loss
 	@$(BIN)/python tests/soak.py 50
 
@@ -46,6 +53,7 @@ LOCK = $(BIN)/uv pip compile -q --universal --python-version 3.11 --upgrade \
 lock: $(VENV)/installed-$(VERSION)  ## resolve the requirements again
 	$(LOCK) requirements-dev.txt -o requirements.lock
 	$(LOCK) requirements-start.txt -c requirements.lock -o requirements-start.lock
+	$(LOCK) requirements-aot.txt -c requirements.lock -o requirements-aot.lock
 	echo uv | $(LOCK) - -o requirements-uv.lock
 
 clean:  ## remove what was built, and the environments
@@ -59,6 +67,10 @@ $(VENV)/installed-$(VERSION): requirements.lock pyproject.toml
 
 $(START)/installed-$(VERSION): requirements-start.lock
 	@$(call install,$(START),requirements-start.lock)
+	@touch $@
+
+$(AOT)/installed-$(VERSION): requirements-aot.lock
+	@$(call install,$(AOT),requirements-aot.lock)
 	@touch $@
 
 # Nothing is installed whose hash is not in a lock, uv itself included.

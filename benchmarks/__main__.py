@@ -61,17 +61,17 @@ def machine():
     return f"{' '.join(model.split())}, {len(os.sched_getaffinity(0))} cores"
 
 
-def provenance(arguments):
-    """Where the numbers come from."""
+def provenance(command, packages=VERSIONS):
+    """Where numbers come from: when, by what command, from which code, with which packages."""
     git = ["git", "-C", str(ROOT)]
     commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
     edited = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(["python -m benchmarks", *arguments]),
+        "command": command,
         "commit": commit.stdout.strip() + ("+edits" if edited.stdout.strip() else ""),
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in VERSIONS},
+        "versions": {name: version(name) for name in packages},
     }
 
 
@@ -81,9 +81,9 @@ def record(results, arguments):
     path = ROOT / "results" / f"{slug}.json"
     runs = json.loads(path.read_text()).get("runs", {}) if path.exists() else {}
     run = runs.setdefault(f"jax {version('jax')}", {"benchmarks": {}})
+    source = provenance(" ".join(["python -m benchmarks", *arguments]))
     run["benchmarks"] |= {
-        name: {"provenance": provenance(arguments), "rows": rows} for name, rows in results.items()
-    }
+        name: {"provenance": source, "rows": rows} for name, rows in results.items()}
     content = {"machine": machine(), "runs": dict(sorted(runs.items()))}
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")

@@ -209,6 +209,22 @@ class Sharding(Layout):
     fully_sharded = classmethod(lambda table: table(**FULL))
 
 
+def as_in_the_sources():
+    """The layout of the sources as far as labels say it, for Auto meshes: a Sharding.
+
+    Every matrix is split on its last axis, norms and all; of activations only rows.
+    """
+    free = P.UNCONSTRAINED
+    return Sharding(
+        DSHK=P(None, None, "model"), SHK=P(None, "model"),
+        HKD=P(None, "model"), DF=P(None, "model"), FD=P(None, "model"),
+        D=P("model"), F=P("model"), DC=P(None, "model"), C=P("model"),
+        BTX=P("batch"), BTD=P("batch", free, free), BD=P("batch", free),
+        BTSHK=P("batch", *[free] * 4), BTHK=P("batch", *[free] * 3),
+        BTF=P("batch", free, free), BC=P("batch", free),
+    )
+
+
 def check_split(letters, shape, spec, mesh=None):
     """ValueError unless this mesh (default: the current one) can split the shape so."""
     mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh

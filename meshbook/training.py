@@ -162,13 +162,38 @@ def take_apart(make_model, optimizer, mesh, prepare, loss=loss_and_metrics):
     return Program(graph, variables, optimizer, mesh, prepare, loss)
 
 
-def initialiser(make_model, program):
-    """A jitted function that makes step, params and opt_state, each in place."""
-    def init():
-        params = nested(nnx.state(make_model(), nnx.Param))
-        opt_state = to_state_dict(program.optimizer.init(params))
-        return jnp.zeros((), jnp.int32), params, opt_state
+def abstract_state(
+    make_model, optimizer, mesh=None, prepare=as_it_is, loss=loss_and_metrics
+):
+    """What create_state would make, as shapes and layouts without arrays.
 
+    With it a step is lowered and compiled where nothing is run, also for a mesh of
+    devices that are not here (`meshbook.topologies`).
+    """
+    with on(mesh):
+        program = take_apart(make_model, optimizer, mesh, prepare, loss)
+        arrays = jax.eval_shape(partial(initial_arrays, make_model, program))
+    if mesh is None:
+        return TrainState(*arrays, program)
+
+    def lay_out(x, spec):
+        where = NamedSharding(mesh, spec)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
+    layouts = P(), *program.specs
+    return TrainState(*jax.tree.map(lay_out, arrays, layouts), program)
+
+
+def initial_arrays(make_model, program):
+    """Step number, parameters and optimizer state of a run that begins."""
+    params = nested(nnx.state(make_model(), nnx.Param))
+    opt_state = to_state_dict(program.optimizer.init(params))
+    return jnp.zeros((), jnp.int32), params, opt_state
+
+
+def initialiser(make_model, program):
+    """A jitted function that makes the initial arrays, each in place."""
+    init = partial(initial_arrays, make_model, program)
     if program.mesh is None:
         return jax.jit(init)
     place_on = partial(NamedSharding, program.mesh)

@@ -1,0 +1,120 @@
+"""Compile the training step of the sources' ViT for TPUs that are not here: results/tpu.json.
+
+    make aot                              every cell
+    python -m benchmarks.aot v2-8 v6e-8   the cells whose names have one of these words
+
+Two processes compile at a time. What was compiled before, with the same versions, is taken from
+_build/aot, so that a run that was stopped goes on where it was.
+"""
+
+import dataclasses
+import json
+import logging
+import multiprocessing
+import os
+import sys
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+os.environ["JAX_PLATFORMS"] = "cpu"  # libtpu is here to compile, not to be a device
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from tqdm import tqdm
+
+from benchmarks.__main__ import ROOT, machine, provenance
+from meshbook import topologies
+from meshbook.sharding import Sharding, as_in_the_sources
+from meshbook.thrift import CheckpointedViT, in_microbatches
+from meshbook.training import abstract_state, as_it_is, loss_and_metrics, train_step
+from meshbook.vit import ViT, ViTConfig
+
+RESULTS, CACHE = ROOT / "results" / "tpu.json", ROOT / "_build" / "aot"
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "libtpu")
+SHAPES, BATCHES = ((4, 2), (8, 1), None), (128, 1024, 4096)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One program: a TPU, a mesh or None, a global batch, and what is special about it."""
+
+    tpu: str
+    shape: tuple | None
+    batch: int
+    layout: str = "book"
+    checkpoint: bool = False
+    parts: int = 1
+    embed: int = 384
+
+    @property
+    def name(self):
+        """Such as "v2-8 (4, 2) 1024": what is as usual is not said."""
+        special = {"layout": self.layout, "checkpoint": self.checkpoint,
+                   "parts": self.parts, "embed": self.embed}
+        usual = {each.name: each.default for each in dataclasses.fields(self)}
+        said = [f"{key}={value}" for key, value in special.items() if value != usual[key]]
+        return " ".join([self.tpu, str(self.shape or "none"), str(self.batch), *said])
+
+
+def cells():
+    """All that is recorded."""
+    for tpu in ("v2-8", "v5e-8", "v6e-8"):
+        yield from (Cell(tpu, shape, batch) for shape in SHAPES for batch in BATCHES)
+    for tpu in ("v3-8", "v5p"):  # where memory is ampler, and where it is ample
+        yield from (Cell(tpu, None, batch) for batch in BATCHES)
+    yield from (Cell("v2-8", (4, 2), batch, layout="sources") for batch in BATCHES)
+    for checkpoint, parts in ((True, 1), (False, 8), (True, 2)):
+        yield Cell("v2-8", None, 4096, checkpoint=checkpoint, parts=parts)
+    for tpu in ("v2-8", "v5e-8", "v6e-8"):  # the memory model has not seen these
+        yield Cell(tpu, (8, 1), 512)
+        yield Cell(tpu, (2, 4), 1024)
+        yield Cell(tpu, (8, 1), 1024, embed=512)
+    yield Cell("v4:2x4x4", (16, 2), 4096)
+
+
+def program(cell):
+    """A cell as a jitted step and the shapes and layouts of its arguments, without arrays."""
+    ours = cell.layout == "book"
+    kind = AxisType.Explicit if ours else AxisType.Auto
+    mesh = topologies.tpu_mesh(cell.tpu, cell.shape, axis_types=kind)
+    table = as_in_the_sources() if not ours else Sharding.tensor_parallel() if mesh else Sharding()
+    config = ViTConfig(embed=cell.embed, hidden=4 * cell.embed)
+    model = CheckpointedViT if cell.checkpoint else ViT
+    loss = in_microbatches(loss_and_metrics, cell.parts) if cell.parts > 1 else loss_and_metrics
+    make = lambda: model(config, table, rngs=nnx.Rngs(0))
+    state = abstract_state(make, optax.adam(1e-3), mesh, as_it_is, loss)
+    where = mesh and NamedSharding(mesh, P("batch"))
+    rows = lambda *shape, dtype: jax.ShapeDtypeStruct((cell.batch, *shape), dtype, sharding=where)
+    batch = {"inputs": rows(32, 32, 3, dtype=jnp.float32), "labels": rows(dtype=jnp.int32)}
+    return train_step, state, batch, jax.eval_shape(lambda: jax.random.key(0))
+
+
+def compiled(cell):
+    """The cell's name, and the record of its compilation."""
+    logging.getLogger("jax").setLevel(logging.ERROR)
+    return cell.name, topologies.compile_for(cell.tpu, *program(cell), cache=CACHE).record()
+
+
+def main(words):
+    """Compile the cells with these words in their names, or all, and record them."""
+    chosen = [cell for cell in cells() if not words or any(word in cell.name for word in words)]
+    if not chosen:
+        sys.exit(f"no cell has {' or '.join(words)} in its name; there are\n  "
+                 + "\n  ".join(cell.name for cell in cells()))
+    found = json.loads(RESULTS.read_text())["cells"] if RESULTS.exists() else {}
+    source = {"machine": machine(), **provenance("make aot", PACKAGES)}
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, mp_context=spawn) as pool:
+        waiting = [pool.submit(compiled, cell) for cell in chosen]
+        for done in tqdm(as_completed(waiting), total=len(waiting), unit="program"):
+            found |= [done.result()]
+            ordered = {cell.name: found[cell.name] for cell in cells() if cell.name in found}
+            topologies.write_json(RESULTS, {"provenance": source, "cells": ordered})
+    print(f"recorded in {Path(RESULTS).relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
