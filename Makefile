@@ -43,7 +43,7 @@ aot: $(AOT)/installed-$(VERSION)  ## compile for TPUs that are not here (Linux x
 	@$(AOT)/bin/python -m benchmarks.aot
 
 test-aot: $(AOT)/installed-$(VERSION)  ## the tests that need the TPU's compiler
-	$(AOT)/bin/python -m pytest -n 2 tests/test_topologies.py
+	$(AOT)/bin/python -m pytest -o addopts=-ra -n 2 tests/test_topologies.py
 
 soak: $(VENV)/installed-$(VERSION)  ## kill a training run 50 times, and compare every loss
 	@$(BIN)/python tests/soak.py 50
