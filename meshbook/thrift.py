@@ -35,9 +35,12 @@ def in_microbatches(loss, parts):
     loss(params, program, batch, key=None) -> (loss, metrics): see meshbook.training. The
     gradients of a part are made with its loss and added up. On a mesh each device cuts
     its own rows, but gradients are summed along "batch" in every part. Each part draws a
-    dropout of its own. Raises ValueError where rows do not divide, and for weights, with
-    which parts would not count alike.
+    dropout of its own. Raises ValueError for less than one part, where rows do not divide, and
+    for weights, with which parts would not count alike.
     """
+    if parts < 1:
+        raise ValueError(f"expected 1 or more parts; found {parts}")
+
     def mean_loss(params, program, batch, key=None):
         cut = {name: in_parts(name, x, parts) for name, x in batch.items()}
         keys = None if key is None else jax.random.split(key, parts)

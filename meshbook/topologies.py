@@ -20,7 +20,6 @@ import json
 import math
 import os
 import re
-import tempfile
 import time
 from pathlib import Path
 
@@ -257,6 +256,6 @@ def operations(compiled):
 def write_json(path, what):
     """Write JSON under a temporary name, and rename it: no reader ever sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        json.dump(what, file, indent=1)
-    os.replace(file.name, path)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+    unfinished.write_text(json.dumps(what, indent=1) + "\n")
+    os.replace(unfinished, path)

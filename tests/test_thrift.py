@@ -8,15 +8,16 @@ import pytest
 from flax import nnx
 from jax.sharding import AxisType
 
+from tiny_vit import KEY, run
+
 from meshbook import costs, proofs
 from meshbook.sharding import Sharding, make_mesh, place
 from meshbook.thrift import CheckpointedViT, in_microbatches
-from meshbook.training import (
-    as_it_is, create_state, gradients, loss_and_metrics, train_step)
+from meshbook.training import as_it_is, create_state, loss_and_metrics, train_step
 from meshbook.vit import ViT, ViTConfig
 
 CONFIG = ViTConfig(embed=32, hidden=64, heads=4, layers=2, patch=8, dropout=0.0)
-B, PARTS, KEY = 32, 4, jax.random.key(7)
+B, PARTS = 32, 4
 MESHES = [None, ((4, 2), AxisType.Explicit), ((4, 2), AxisType.Auto)]
 
 
@@ -35,14 +36,6 @@ def compiled(kind="plain", mesh=None, config=CONFIG):
     make = lambda: model(config, table, rngs=nnx.Rngs(0))
     state = create_state(make, optax.sgd(0.05), mesh, as_it_is, loss)
     return state, train_step.lower(state, place(batch(0), mesh), KEY).compile()
-
-
-def run(state, program):
-    mesh = state.program.mesh
-    return proofs.Run(
-        lambda state, batch: program(state, place(batch, mesh), KEY), state,
-        lambda state, batch: gradients(state, place(batch, mesh), KEY),
-        lambda state: state.params)
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -93,5 +86,7 @@ def test_parts_cost_no_work_but_travel_each_time():
 def test_what_cannot_be_cut_is_refused():
     with pytest.raises(ValueError, match="32 rows does not divide into 5 parts"):
         in_microbatches(loss_and_metrics, 5)({}, None, batch(0))
+    with pytest.raises(ValueError, match="expected 1 or more parts; found 0"):
+        in_microbatches(loss_and_metrics, 0)
     with pytest.raises(ValueError, match="labels that all count; found a batch with weights"):
         in_microbatches(loss_and_metrics, 4)({}, None, batch(0) | {"weight": np.ones(B)})

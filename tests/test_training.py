@@ -9,15 +9,17 @@ import pytest
 from flax import nnx
 from jax.sharding import AxisType
 
+from tiny_vit import KEY, run
+
 from meshbook import costs, proofs
 from meshbook.augmentation import Preparation
 from meshbook.sharding import Sharding, make_mesh, place
 from meshbook.training import (
-    create_state, evaluate, fit, gradients, initialiser, recipe, take_apart, train_step)
+    create_state, evaluate, fit, initialiser, recipe, take_apart, train_step)
 from meshbook.vit import ViT, ViTConfig
 
 CONFIG = ViTConfig(embed=32, hidden=64, heads=4, layers=2, patch=8)
-B, KEY = 16, jax.random.key(7)
+B = 16
 PREPARE = Preparation((0.5,) * 3, (0.25,) * 3, True)
 SPLIT = ("tensor_parallel", "fully_sharded")
 
@@ -43,14 +45,6 @@ def compiled(row="none", shape=None, axis_types=AxisType.Explicit):
     mesh = shape and make_mesh(shape, axis_types=axis_types)
     state = make_state(row, mesh, optax.sgd(0.05))
     return state, train_step.lower(state, place(BATCHES[0], mesh), KEY).compile()
-
-
-def run(state, program):
-    mesh = state.program.mesh
-    return proofs.Run(
-        lambda state, batch: program(state, place(batch, mesh), KEY), state,
-        lambda state, batch: gradients(state, place(batch, mesh), KEY),
-        lambda state: state.params)
 
 
 @pytest.mark.parametrize("shape", [(8, 1), (4, 2), (2, 4)])
