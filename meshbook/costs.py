@@ -4,6 +4,10 @@ Nothing here looks at a program: these are the predictions that programs are hel
 """
 from __future__ import annotations
 
+import math
+
+import numpy as np
+
 
 def vit_parameters(config, ways=1):
     """How many parameters one of `ways` devices along "model" holds.
@@ -49,6 +53,71 @@ def vit_step_traffic(config, mesh, images, number=4):
         "batch": number * gradients,
     }
     return {axis: size for axis, size in moved.items() if mesh.shape[axis] > 1}
+
+
+def tiled(*shape):
+    """Numbers that an array (..., rows, columns) takes on a TPU: tiles of 8 rows by 128 columns.
+
+    Source: https://openxla.org/xla/tiled_layout
+    """
+    *others, rows, columns = shape
+    return math.prod(others) * -(-rows // 8) * 8 * -(-columns // 128) * 128
+
+
+def vit_step_memory(config, images, ways=1):
+    """Bytes that one device of a TPU holds in a training step with Adam, by what they are.
+
+    images: those of this device; ways: devices along "model". Everything is float32 but the
+    inputs of the attention's products, which a TPU rounds to bfloat16 and keeps so. Of a block
+    wait for the backward pass: the hidden units before the activation; the scores; query, key,
+    value and what the heads give; the softmax's maxima and sums; what comes into the block and
+    what lies between its halves. What is split along "model" is divided, the stream is not.
+    """
+    T, D, F, H = config.tokens, config.embed, config.hidden // ways, config.heads // ways
+    hidden = 4 * tiled(T, F)
+    scores = 4 * tiled(H, T, T)
+    heads = 2 * 4 * tiled(D // ways, T)
+    sums = 4 * 2 * tiled(H, T)
+    stream = 4 * 2 * tiled(T, D)
+    parameters = 4 * vit_parameters(config, ways)
+    return {
+        "parameters": parameters,
+        "moments": 2 * parameters,
+        "gradients": parameters,
+        "images": 4 * images * config.image**2 * 3,
+        "activations": images * config.layers * (hidden + scores + heads + sums + stream),
+        "logits": 4 * tiled(images, config.classes),
+    }
+
+
+def vit_step_peak(config, images, ways=1, working=0.0, scratch=0.0):
+    """The most bytes that one device holds at once in a training step: what it needs, unpressed.
+
+    At the start of the backward pass all activations wait; when it ends they are gone and all
+    gradients are there. working: what the backward pass of one block holds besides, in
+    activations of a block. scratch: bytes that do not grow with the batch, of space for
+    fusions and gaps; less than 0 where a chip keeps more than that out of this memory, in its
+    own. Both belong to a compiler: `fit_peak` finds them.
+    """
+    parts = vit_step_memory(config, images, ways)
+    waiting = parts["activations"] * (1 + working / config.layers) + scratch
+    rest = ("parameters", "moments", "images", "logits")
+    return sum(parts[name] for name in rest) + max(waiting, parts["gradients"])
+
+
+def fit_peak(config, cells):
+    """(working, scratch) of `vit_step_peak` for which relative errors are least.
+
+    cells: [(images of a device, ways, peak bytes found)], two or more, of programs in which
+    activations are more than gradients, and nothing was rematerialised.
+    """
+    rows, errors = [], []
+    for images, ways, found in cells:
+        waiting = vit_step_memory(config, images, ways)["activations"]
+        rows.append([waiting / config.layers / found, 1 / found])
+        errors.append(1 - vit_step_peak(config, images, ways) / found)
+    working, scratch = np.linalg.lstsq(np.array(rows), np.array(errors), rcond=None)[0]
+    return float(working), float(scratch)
 
 
 def gpt_parameters(config, ways=1):

@@ -40,6 +40,7 @@ TOPOLOGIES = {  # as readers know them: libtpu's name, options
     "v5p": ("v5p:2x2x2", {}),
     "v6e-8": ("v6e:2x4", {}),
 }
+RESULTS = Path(__file__).parents[1] / "results" / "tpu.json"
 UNITS = {"B": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
@@ -87,6 +88,12 @@ class Compilation:
             moved = Traffic({(kind, tuple(axes)): Moved(count, size)
                              for kind, axes, count, size in moved})
         return cls(**fields | {"traffic": moved})
+
+
+def recorded(path=RESULTS):
+    """{name: Compilation} of the programs that `make aot` compiled, such as "v2-8 (4, 2) 128"."""
+    cells = json.loads(Path(path).read_text())["cells"]
+    return {name: Compilation.of_record(fields) for name, fields in cells.items()}
 
 
 def installed():

@@ -1,0 +1,65 @@
+"""Charts: bars as long as their values, limits that are seen, points where they belong."""
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from meshbook import charts
+
+GROUPS = {"batch 1": {"a": 1.0, "b": 2.0}, "batch 2": {"a": 4.0, "b": 8.0}}
+
+
+def solid(picture):
+    """[(label, width)] of the filled bars."""
+    return [(each["data-label"], float(each["width"])) for each in (
+        node.attrib for node in ElementTree.fromstring(picture.html).iter()) if "data-label" in each]
+
+
+def test_bars_are_as_long_as_their_values():
+    bars = solid(charts.draw_groups(GROUPS, "GiB", "four bars"))
+    assert [label for label, _ in bars] == ["a", "b", "a", "b"]
+    assert [width / bars[0][1] for _, width in bars] == pytest.approx([1, 2, 4, 8], rel=1e-3)
+
+
+def test_what_is_beyond_the_limit_is_hollow():
+    picture = charts.draw_groups(GROUPS, "GiB", "four bars", limit=("all there is", 5.0))
+    widths = [width for _, width in solid(picture)]
+    assert widths[3] / widths[2] == pytest.approx(5 / 4, rel=1e-3)
+    hollow = re.findall(r'<rect [^>]*width="([\d.]+)"[^>]*fill="none"[^>]*dasharray', picture.html)
+    assert len(hollow) == 1 and float(hollow[0]) / widths[2] == pytest.approx(3 / 4, rel=1e-2)
+    assert "all there is" in picture.html
+
+
+def test_what_is_not_known_is_said_and_nothing_known_is_refused():
+    assert "not known" in charts.draw_groups({"x": {"a": 1.0, "b": None}}, "s", "a bar").html
+    with pytest.raises(ValueError, match="at least one known value to draw; found none"):
+        charts.draw_groups({"x": {"a": None}}, "s", "nothing")
+
+
+def test_words_stay_inside_and_do_not_cross_the_limit():
+    picture = charts.draw_groups({"a long name of a group": {"one": 7.0, "two": 10.0}}, "GiB",
+                                 "two bars", limit=("limit", 7.2))
+    tree = ElementTree.fromstring(picture.html)
+    width = float(tree.attrib["viewBox"].split()[2])
+    (limit,) = [float(node.attrib["x1"]) for node in tree.iter() if "stroke-dasharray" in node.attrib
+                and node.tag.endswith("line")]
+    value = next(node for node in tree.iter() if node.text == "7 GiB")
+    assert float(value.attrib["x"]) > limit
+    for node in tree.iter():
+        if node.text and node.attrib.get("text-anchor") == "start":
+            size = float(node.attrib["font-size"])
+            assert float(node.attrib["x"]) + 0.6 * size * len(node.text) <= width + 8
+
+
+def test_points_lie_where_their_values_are():
+    picture = charts.draw_agreement({"v2": [(1.0, 1.0), (10.0, 10.0), (10.0, 1.0)]}, "GB", "three")
+    points = [(float(each["cx"]), float(each["cy"])) for each in (
+        node.attrib for node in ElementTree.fromstring(picture.html).iter()) if "cx" in each]
+    (x1, y1), (x2, y2), (x3, y3) = points
+    assert x2 - x1 == pytest.approx(y1 - y2, abs=0.02) and (x3, y3) == (x2, y1)
+
+
+def test_points_that_no_logarithm_takes_are_refused():
+    for points in ({}, {"v2": [(0.0, 1.0)]}):
+        with pytest.raises(ValueError, match="positive values; found"):
+            charts.draw_agreement(points, "GB", "nothing")
