@@ -1,7 +1,7 @@
 """What becomes of a function on its way to the devices: jaxpr, StableHLO, optimised HLO.
 
 `operations` lists what each stage is made of, `listing` is its text without what only tools read,
-`source_of` leads from an operation of the last stage, or of a trace, back to Python, and
+`sources` leads from the operations of the last stage, or of a trace, back to Python, and
 `draw_stages` draws the whole way. Any jitted function is welcome.
 
 Source: the StableHLO specification, and the printer of openxla/xla,
@@ -113,16 +113,16 @@ def _source(instruction):
     return found[1] if found else ""
 
 
-def source_of(compiled, operation):
-    """The path in the Python program of an operation that a trace names: `jit(step)/block_0/mul`.
+def sources(compiled):
+    """{operation: its path in the Python program}, such as `jit(step)/block_0/mul`.
 
-    The names in it are those of functions, of `jax.named_scope` and of JAX's own primitives; "" for
-    an operation that the compiler added. Raises KeyError where the program has no such operation.
+    compiled: `jax.stages.Compiled`, or HLO text. Operations have the names that a trace gives
+    them. The names in a path are those of functions, of `jax.named_scope` and of JAX's primitives;
+    it is "" for what the compiler added.
     """
-    for computation in programs.read(compiled).computations.values():
-        if operation in computation.instructions:
-            return _source(computation[operation])
-    raise KeyError(f"expected an operation of this program, found {operation!r}")
+    computations = programs.read(compiled).computations.values()
+    return {name: _source(instruction) for computation in computations
+            for name, instruction in computation.instructions.items()}
 
 
 def listing(stage):
@@ -132,7 +132,7 @@ def listing(stage):
     settings of the backend.
     """
     if hasattr(stage, "jaxpr"):
-        return str(stage)
+        return stage.pretty_print(use_color=False)
     text = stage.as_text()
     if hasattr(stage, "compile"):
         return text.rstrip()
