@@ -8,6 +8,7 @@ Source: the StableHLO specification, and the printer of openxla/xla,
 `xla/hlo/ir/hlo_instruction.cc`.
 """
 
+import math
 import re
 from typing import NamedTuple
 
@@ -22,9 +23,10 @@ MOVES = {each.replace("-", "_") for each in COLLECTIVES} | {
     "psum", "psum_invariant", "pmax", "pmin", "ppermute", "all_gather_invariant"}
 LAYOUTS = {"sharding_constraint", "reshard", "reshape", "transpose", "broadcast_in_dim",
            "broadcast", "copy", "squeeze", "expand_dims", "pvary", "pcast"}
+WIDE = 400.0
 NOTHING = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}
 STATEMENT = re.compile(r'\s*(?:%[^=]*= )?"?(?:stablehlo|chlo|sdy)\.(\w+)')
-TOOLS = re.compile(r", (?:metadata|backend_config|frontend_attributes)=\{")
+TOOLS = (" metadata=", " backend_config=", " frontend_attributes=")
 
 
 class Operation(NamedTuple):
@@ -142,16 +144,7 @@ def listing(stage):
 
 def _without_tools(line):
     """A line of HLO without the attributes that say where it came from and how to run it."""
-    while found := TOOLS.search(line):
-        end = next(at for at in range(found.end(), len(line) + 1)
-                   if _balanced(line[found.end() - 1: at]))
-        line = line[: found.start()] + line[end:]
-    return line
-
-
-def _balanced(text):
-    plain = re.sub(r'"(?:[^"\\]|\\.)*"', "", text)
-    return text.count('"') % 2 == 0 and plain.count("{") == plain.count("}")
+    return ",".join(part for part in programs.split(line, ",") if not part.startswith(TOOLS))
 
 
 def draw_stages(jaxpr, lowered, compiled, mesh):
@@ -169,7 +162,7 @@ def draw_stages(jaxpr, lowered, compiled, mesh):
     said = []
     for (name, words, whose, stage), verb in zip(rows, verbs, strict=True):
         listed = operations(stage)
-        largest = max((each.dims for each in listed), key=lambda dims: (_size(dims), dims))
+        largest = max((each.dims for each in listed), key=math.prod, default=())
         count = f"{len(listed)} operations on {whose}, up to {' × '.join(map(str, largest))}"
         body += [svg.text(0, y + 13, name, 13, "start", font_weight="600"),
                  svg.text(WIDE, y + 13, words, 12, "end"), *_strip(listed, y + 20),
@@ -181,13 +174,6 @@ def draw_stages(jaxpr, lowered, compiled, mesh):
     return svg.picture("".join(body), WIDE, y + 72, alt, shown=520)
 
 
-WIDE = 400.0
-
-
-def _size(dims):
-    return 0 if not dims else dims[0] * _size(dims[1:]) if len(dims) > 1 else dims[0]
-
-
 def _counted(listed):
     kinds = [each.kind for each in listed]
     return ", ".join(f"{kinds.count(kind)} {kind}" for kind in KINDS if kind in kinds)
@@ -195,8 +181,8 @@ def _counted(listed):
 
 def _strip(listed, y):
     """Boxes side by side, with their labels where there is room for all of them."""
-    wide = min(WIDE / len(listed), 100.0)
-    roomy = max(svg.text_width(each.label, 12) for each in listed) < wide - 4
+    wide = min(WIDE / max(len(listed), 1), 100.0)
+    roomy = all(svg.text_width(each.label, 12) < wide - 4 for each in listed)
     body = []
     for at, each in enumerate(listed):
         fill, x = KINDS[each.kind], at * wide
