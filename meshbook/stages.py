@@ -194,7 +194,8 @@ def _strip(listed, y):
 
 
 def _down(y, verb):
-    return [svg.arrow(8, y, 8, y + 22), svg.text(20, y + 15, verb, 12, "start", font_style="italic")]
+    words = svg.text(20, y + 15, verb, 12, "start", font_style="italic")
+    return [svg.arrow(8, y, 8, y + 22), words]
 
 
 def _devices(compiled, mesh, y):
