@@ -1,9 +1,11 @@
 """What every chapter imports: devices to work on, sizes, and a way to show code."""
 
 import difflib
+import html
 import inspect
 import logging
 import os
+import pathlib
 import textwrap
 import warnings
 from importlib.metadata import version
@@ -69,6 +71,22 @@ def show(obj, against=None):
     return Fence("diff", "\n".join(list(lines)[2:]))
 
 
+def folded(summary, code, language="text"):
+    """Return a code fence that unfolds below its summary, a line of words."""
+    return Fold(language, code, summary)
+
+
+def profiles():
+    """The folder of the runs that chapters trace, where `make tensorboard` looks for them.
+
+    It is `_build/profiles` of the repository, wherever a notebook runs; where helpers is
+    installed without the repository, `_build/profiles` of the working directory.
+    """
+    root = pathlib.Path(__file__).resolve().parent
+    home = root if (root / "_toc.yml").exists() else pathlib.Path.cwd()
+    return home / "_build" / "profiles"
+
+
 def refused(function, *args, **kwargs):
     """Return what this call says when it refuses: the message of its error, wrapped.
 
@@ -121,6 +139,18 @@ class Fence:
 
     def __repr__(self):
         return self.code
+
+
+class Fold(Fence):
+    """A fenced block of code that is shown when its summary is clicked."""
+
+    def __init__(self, language, code, summary):
+        super().__init__(language, code)
+        self.summary = summary
+
+    def _repr_markdown_(self):
+        summary, fence = html.escape(self.summary), super()._repr_markdown_()
+        return f"<details><summary>{summary}</summary>\n\n{fence}\n\n</details>"
 
 
 def _quiet():

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from meshbook import svg
 from meshbook.diagrams import draw_flow, draw_product, draw_values, draw_weights
 from meshbook.drawings import assert_tiles, draw_mesh, draw_sharding
+from meshbook.stages import draw_stages
 from meshbook.svg import Picture, device_colour, side_by_side
 from meshbook.textdrawings import draw_attention, draw_rows, draw_tokens
 from meshbook.tracedrawings import draw_buffers, draw_gantt, draw_shares
@@ -24,8 +25,8 @@ from meshbook.tracedrawings import draw_buffers, draw_gantt, draw_shares
 __all__ = [  # what a chapter uses, wherever it is defined
     *("Picture", "assert_tiles", "bars", "curves", "device_colour", "display", "draw_attention"),
     *("draw_buffers", "draw_flow", "draw_gantt", "draw_mesh", "draw_product", "draw_rows"),
-    *("draw_sharding", "draw_shares", "draw_tokens", "draw_values", "draw_weights", "histogram"),
-    *("image_grid", "side_by_side"),
+    *("draw_sharding", "draw_shares", "draw_stages", "draw_tokens", "draw_values", "draw_weights"),
+    *("histogram", "image_grid", "side_by_side"),
 ]
 
 STYLE = {

@@ -116,3 +116,23 @@ def test_the_progress_bar_fills_up_with_the_steps(capsys):
     first, *between, last = capsys.readouterr().out.splitlines()
     assert (first, last) == ("░" * 60, "█" * 60)
     assert [line.count("█") for line in between] == [60 * step // 7 for step in range(1, 7)]
+
+
+def test_a_fold_is_a_fence_below_its_summary():
+    fold = helpers.folded("a < b, 2 lines", "x = 1\ny = 2\n", "python")
+    assert fold._repr_markdown_() == (
+        "<details><summary>a &lt; b, 2 lines</summary>\n\n"
+        "```python\nx = 1\ny = 2\n```\n\n</details>")
+    assert repr(fold) == "x = 1\ny = 2"
+
+
+def test_profiles_go_to_the_repository_wherever_a_notebook_runs(tmp_path):
+    done = run(f"import os; os.chdir({str(tmp_path)!r})\n"
+               "from helpers import profiles\nprint(profiles())")
+    assert done.stdout.strip() == str(ROOT / "_build" / "profiles")
+
+
+def test_without_the_repository_profiles_go_to_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr(helpers, "__file__", str(tmp_path / "site-packages" / "helpers.py"))
+    monkeypatch.chdir(tmp_path)
+    assert helpers.profiles() == tmp_path / "_build" / "profiles"
