@@ -4,7 +4,6 @@ The runs are those of the page about it, whose cells are executed first.
 """
 
 import io
-import json
 import re
 import sys
 from pathlib import Path
@@ -131,8 +130,7 @@ def main():
 
     page = vars(sys.modules["__main__"])
     event = longest_wait(page["ours"], page["events"])
-    recorded = json.loads(page["answers"]["trace_viewer@"])["traceEvents"]
-    (thread,) = [each["args"]["name"] for each in recorded
+    (thread,) = [each["args"]["name"] for each in page["recorded"]
                  if each["name"] == "thread_name" and each["tid"] == event["tid"]]
     with tensorboard(page["folder"].name) as board:
         take(board.address, page["runs"][4, 2].name, event, thread)
