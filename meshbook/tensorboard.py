@@ -137,8 +137,7 @@ def main(folder):
         start = command(folder)
     except FileNotFoundError as error:
         sys.exit(f"No TensorBoard: {error}")
-    runs = complete_runs(folder)
-    print(f"{len(runs)} runs in {folder}: {', '.join(runs)}", flush=True)
+    print(f"The runs in {folder}: {', '.join(complete_runs(folder))}", flush=True)
     os.execve(start[0], start, QUIET)
 
 

@@ -186,7 +186,7 @@ def test_the_command_names_the_runs_and_serves_until_it_is_interrupted(folder, t
         process = subprocess.Popen(on_the_command_line(folder), stdout=log, stderr=log)
         try:
             wait_for(said, process, " at http://127.0.0.1:")
-            assert f"2 runs in {folder}: {', '.join(NAMES)}" in said.read_text()
+            assert f"The runs in {folder}: {', '.join(NAMES)}" in said.read_text()
             process.send_signal(signal.SIGINT)
             process.wait(20)
         finally:

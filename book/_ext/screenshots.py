@@ -22,6 +22,7 @@ LIMIT = 150_000  # bytes of a picture
 def open_profiles(browser, address, size=(1280, 720)):
     """A tab with TensorBoard's page of profiles, alone: the tab and the plugin's frame."""
     tab = browser.new_page(viewport=dict(zip(("width", "height"), size, strict=True)))
+    tab.set_default_timeout(120_000)  # two busy cores are slow
     tab.route("http*://**", lambda route: route.continue_()
               if route.request.url.startswith(address) else route.abort())
     tab.goto(f"{address}#profile", wait_until="load")
