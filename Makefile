@@ -9,7 +9,8 @@ AOT := .venv-aot
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: help environment start book test serve sync data bench aot test-aot soak lock clean
+.PHONY: help environment start book test serve sync data bench aot test-aot tensorboard screenshots \
+	soak lock clean
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /make \1: /p' Makefile
 
@@ -44,6 +45,12 @@ aot: $(AOT)/installed-$(VERSION)  ## compile for TPUs that are not here (Linux x
 
 test-aot: $(AOT)/installed-$(VERSION)  ## the tests that need the TPU's compiler
 	$(AOT)/bin/python -m pytest -o addopts=-ra -n 2 tests/test_topologies.py
+
+tensorboard: $(VENV)/installed-$(VERSION)  ## chapter 9's runs in TensorBoard, for this machine only
+	@$(BIN)/python -m meshbook.tensorboard _build/profiles
+
+screenshots: $(VENV)/installed-$(VERSION)  ## take the book's pictures of TensorBoard again
+	@$(BIN)/python book/_ext/screenshots.py
 
 soak: $(VENV)/installed-$(VERSION)  ## kill a training run 50 times, and compare every loss
 	@$(BIN)/python tests/soak.py 50

@@ -235,13 +235,16 @@ class Trace:
         return Operations([*rows[:top], Share(f"{len(rest)} others", "", *sums)])
 
     def frame(self):
-        """The records as a pandas table; ImportError where pandas is not installed."""
+        """The records as a pandas table; a step that is not known is <NA>, others are whole.
+
+        Raises ImportError where pandas is not installed.
+        """
         try:
             import pandas
         except ImportError:
             raise ImportError("frame() makes a pandas table: expected pandas, found none; "
                               "`pip install pandas`, or use the records themselves") from None
-        return pandas.DataFrame(self.records, columns=Record._fields)
+        return pandas.DataFrame(self.records, columns=Record._fields).astype({"step": "Int64"})
 
     def __repr__(self):
         return repr(self.operations(10))

@@ -1,8 +1,8 @@
 """Take the README's picture of the book from the built site: python book/_ext/picture.py."""
 
-import shutil
 from pathlib import Path
 
+from browsers import CHROMIUM
 from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -15,7 +15,7 @@ CENTRE = "drawing => drawing.scrollIntoView({block: 'center', behavior: 'instant
 def take(page, picture, theme="light"):
     """Save a page's drawing, with what stands around it, as a PNG."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
+        browser = playwright.chromium.launch(executable_path=CHROMIUM)
         tab = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme=theme)
         tab.goto(page.as_uri(), wait_until="networkidle")
         tab.locator(SEEN).evaluate(CENTRE)
