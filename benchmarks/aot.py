@@ -13,7 +13,6 @@ import logging
 import multiprocessing
 import os
 import sys
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # libtpu is here to compile, not to be a device
@@ -107,10 +106,10 @@ def main(words):
     found = json.loads(RESULTS.read_text())["cells"] if RESULTS.exists() else {}
     source = {"machine": machine(), **provenance("make aot", PACKAGES)}
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(2, mp_context=spawn) as pool:
-        waiting = [pool.submit(compiled, cell) for cell in chosen]
-        for done in tqdm(as_completed(waiting), total=len(waiting), unit="program"):
-            found |= [done.result()]
+    with spawn.Pool(2, maxtasksperchild=2) as pool:  # the compiler keeps what it once took
+        done = pool.imap_unordered(compiled, chosen)
+        for pair in tqdm(done, total=len(chosen), unit="program"):
+            found |= [pair]
             ordered = {cell.name: found[cell.name] for cell in cells() if cell.name in found}
             topologies.write_json(RESULTS, {"provenance": source, "cells": ordered})
     print(f"recorded in {Path(RESULTS).relative_to(ROOT)}")

@@ -94,9 +94,9 @@ def vit_step_peak(config, images, ways=1, working=0.0, scratch=0.0):
     """The most bytes that one device holds at once in a training step: what it needs, unpressed.
 
     At the start of the backward pass all activations wait; when it ends they are gone and all
-    gradients are there. working: what the backward pass of one block holds besides, in
-    activations of a block. scratch: bytes that do not grow with the batch, of space for
-    fusions and gaps; less than 0 where a chip keeps more than that out of this memory, in its
+    gradients are there. working: what the backward pass of the last block holds besides, less
+    what it has used up by then, in activations of a block. scratch: bytes that do not grow with
+    the batch; less than 0 where a chip keeps more than that out of this memory, in its
     own. Both belong to a compiler: `fit_peak` finds them.
     """
     parts = vit_step_memory(config, images, ways)

@@ -48,10 +48,11 @@ UNITS = {"B": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 class Compilation:
     """What a TPU's compiler made of one program; sizes are bytes on one device.
 
-    peak: the most that is live at once; where the program does not fit, what the compiler said
-    that it would need, with `available` beside it. arguments, outputs, temporaries, shared (of
-    the outputs, what lies where the arguments were): `memory_analysis`; temporaries are with the
-    gaps between buffers. rematerialised: operations that the compiler computes again because
+    peak: what the program asks for, the gaps between buffers with it; where it does not fit, what
+    the compiler said that it would need, with `available` beside it. (The compiler's own
+    `peak_memory_in_bytes` leaves out the gaps, and adds what lies in a chip's own memory.)
+    arguments, outputs, temporaries, shared (of the outputs, what lies where the arguments were):
+    `memory_analysis`. rematerialised: operations that the compiler computes again because
     memory ran short. operations: how many of each kind are left after fusion. traffic and flops as
     `collectives` and `work` count them. What is not known of a program that does not fit is None.
     seconds: of compilation.
@@ -72,11 +73,6 @@ class Compilation:
     flops: int | None = None
     seconds: float = 0.0
     versions: dict = dataclasses.field(default_factory=dict)
-
-    @property
-    def allocated(self):
-        """Bytes that the program asks for: what is live at the peak, and the gaps between."""
-        return self.arguments + self.outputs - self.shared + self.temporaries
 
     def record(self):
         """The same as numbers and texts that JSON can hold."""
@@ -220,7 +216,8 @@ def _compile(lowered, name, mesh, versions):
                            seconds=round(time.perf_counter() - began, 1), **known)
     memory, text = compiled.memory_analysis(), compiled.as_text()
     return Compilation(
-        fits=True, peak=memory.peak_memory_in_bytes,
+        fits=True, peak=memory.argument_size_in_bytes + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes + memory.temp_size_in_bytes,
         arguments=memory.argument_size_in_bytes, outputs=memory.output_size_in_bytes,
         temporaries=memory.temp_size_in_bytes, shared=memory.alias_size_in_bytes,
         rematerialised=rematerialised(text), operations=operations(text),
