@@ -12,6 +12,7 @@ from __future__ import annotations
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 
 from meshbook.layers import Attention
 from meshbook.minigpt import CausalAttention, MiniGPT
@@ -19,12 +20,25 @@ from meshbook.training import train_step
 from meshbook.vit import Block, ViT
 
 
+def attend(kernel, q_BTHK, k_BTHK, v_BTHK, is_causal=False):
+    """Attention (B, T, H, K) by this kernel; an odd T goes in as the even one above it.
+
+    JAX gives cuDNN's gradient even lengths only; the row more is masked, and taken off again.
+    """
+    (B, T), more = q_BTHK.shape[:2], q_BTHK.shape[1] % 2 if kernel else 0
+    even = lambda x: jnp.pad(x, [(0, 0), (0, more), (0, 0), (0, 0)])
+    length = {"query_seq_lengths": jnp.full(B, T), "key_value_seq_lengths": jnp.full(B, T)}
+    y_BTHK = jax.nn.dot_product_attention(
+        *map(even, (q_BTHK, k_BTHK, v_BTHK)), is_causal=is_causal, implementation=kernel,
+        **(length if more else {}))
+    return y_BTHK[:, :T]
+
+
 class KernelAttention(Attention):
     """Attention by the kernel of this name, as jax.nn.dot_product_attention knows it."""
 
     def __call__(self, x_BTD):
-        attend = partial(jax.nn.dot_product_attention, implementation=self.kernel)
-        return self.join(attend(*self.heads(x_BTD)))
+        return self.join(attend(self.kernel, *self.heads(x_BTD)))
 
 
 class ClassAttention(Attention):
@@ -59,12 +73,11 @@ class KernelCausalAttention(CausalAttention):
     def __call__(self, x_BTD, segments_BT=None):
         if segments_BT is not None:
             return super().__call__(x_BTD, segments_BT)
-        attend = partial(jax.nn.dot_product_attention, implementation=self.kernel)
-        return self.join(attend(*self.heads(x_BTD), is_causal=True))
+        return self.join(attend(self.kernel, *self.heads(x_BTD), is_causal=True))
 
 
 class FastViT(ViT):
-    """The same ViT, parameter for parameter. kernel: "cudnn", "xla", or None, JAX's choice.
+    """The same ViT, parameter for parameter. kernel: "cudnn" or "xla"; None is JAX's choice.
 
     cuDNN takes bfloat16 and float16, on NVIDIA GPUs, heads of a multiple of 8 numbers.
     """

@@ -12,7 +12,7 @@ from tiny_gpt import CONFIG as GPT, place_all, tiny_state
 from tiny_vit import KEY, run
 
 from meshbook import costs, proofs
-from meshbook.fast import FastMiniGPT, FastViT, class_token_saving, train_steps
+from meshbook.fast import FastMiniGPT, FastViT, attend, class_token_saving, train_steps
 from meshbook.losses import language_loss
 from meshbook.onepass import one_pass_cross_entropy
 from meshbook.sharding import Sharding, make_mesh, place
@@ -65,11 +65,18 @@ def test_the_fast_vit_trains_alike(mesh):
     proofs.assert_same_training(run(*compiled(FastViT, mesh)), run(*compiled()), batches)
 
 
-def test_logits_are_equal_where_no_dropout_is_drawn():
-    pair = [kind(CONFIG, Sharding.none(), rngs=nnx.Rngs(0)) for kind in (ViT, FastViT)]
-    with jax.default_matmul_precision("highest"):
-        plain, fast = (model(images(0)["inputs"]) for model in pair)
-    np.testing.assert_allclose(plain, fast, rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("length", [16, 17])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_kernel_gives_the_same_attention_for_even_and_odd_lengths(causal, length):
+    random = np.random.default_rng(0)
+    q, k, v, c = (random.normal(size=(2, length, 2, 8)).astype(np.float32) for _ in range(4))
+
+    def run(kernel):
+        y, back = jax.vjp(functools.partial(attend, kernel, is_causal=causal), q, k, v)
+        return y, *back(c)
+
+    for plain, by_kernel in zip(run(None), run("xla"), strict=True):
+        np.testing.assert_allclose(plain, by_kernel, rtol=1e-5, atol=1e-5)
 
 
 def test_only_what_nobody_reads_is_left_out():
