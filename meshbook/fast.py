@@ -1,9 +1,9 @@
 """The same models and the same step, faster: parameter for parameter those of the book.
 
 Attention by a kernel that keeps its scores in the processor (cuDNN on NVIDIA GPUs); of the ViT's
-last block only the class token, which is all that the head reads; several steps in one call. A
-state of the book's own models fits these, and gives the same logits and gradients with dropout
-off; with it on, the last block draws for the class token alone.
+last block only the class token, which is all that the head reads; dropout from a byte a number
+instead of four; several steps in one call. A state of the book's own models fits these, and gives
+the same logits and gradients with dropout off; with it on, other numbers are drawn.
 
 Source: Dao et al. 2022, "FlashAttention".
 """
@@ -14,7 +14,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from meshbook.layers import Attention
+from meshbook.layers import MLP, Attention, fold
 from meshbook.minigpt import CausalAttention, MiniGPT
 from meshbook.training import train_step
 from meshbook.vit import Block, ViT
@@ -57,6 +57,30 @@ class ClassAttention(Attention):
         return y_BTSHK + self.sharding.use("SHK", b_SHK, x_BTD.dtype)
 
 
+def dropout_by_bytes(x, rate, key):
+    """dropout, by a random byte for each number: the rate is rounded to a 256th. No key: x."""
+    least = round(256 * rate)
+    if key is None or least == 0:
+        return x
+    words = jax.random.bits(key, (*x.shape[:-1], -(-x.shape[-1] // 4)), jnp.uint32)
+    bytes_ = jax.lax.bitcast_convert_type(words, jnp.uint8)
+    keep = bytes_.reshape(*x.shape[:-1], -1)[..., :x.shape[-1]] >= least
+    return jnp.where(keep, x * (256 / (256 - least)), 0).astype(x.dtype)
+
+
+class BytesMLP(MLP):
+    """The MLP with dropout by bytes; for one device."""
+
+    def __call__(self, x_BTD, key=None):
+        s, dtype = self.sharding, x_BTD.dtype
+        h_BTF = s.einsum("BTD,DF->BTF", x_BTD, self.w_in_DF[...])
+        h_BTF = jax.nn.gelu(h_BTF + s.use("F", self.b_in_F[...], dtype))
+        h_BTF = dropout_by_bytes(h_BTF, self.rate, fold(key, 0))
+        y_BTD = s.einsum("BTF,FD->BTD", h_BTF, self.w_out_FD[...])
+        y_BTD = y_BTD + s.use("D", self.b_out_D[...], dtype)
+        return dropout_by_bytes(y_BTD, self.rate, fold(key, 1))
+
+
 class LastBlock(Block):
     """An encoder block from which only the class token comes out: (B, T, D) to (B, 1, D)."""
 
@@ -79,13 +103,16 @@ class KernelCausalAttention(CausalAttention):
 class FastViT(ViT):
     """The same ViT, parameter for parameter. kernel: "cudnn" or "xla"; None is JAX's choice.
 
-    cuDNN takes bfloat16 and float16, on NVIDIA GPUs, heads of a multiple of 8 numbers.
+    cuDNN takes bfloat16 and float16, on NVIDIA GPUs, heads of a multiple of 8 numbers. by_bytes:
+    dropout by bytes, for one device.
     """
 
-    def __init__(self, config, sharding, *, rngs, kernel=None):
+    def __init__(self, config, sharding, *, rngs, kernel=None, by_bytes=False):
         super().__init__(config, sharding, rngs=rngs)
         for block in self.blocks:
             become(block.attention, KernelAttention, kernel=kernel)
+            if by_bytes:
+                become(block.mlp, BytesMLP)
         last = self.blocks[-1]
         become(last, LastBlock)
         become(last.attention, ClassAttention)

@@ -12,7 +12,8 @@ from tiny_gpt import CONFIG as GPT, place_all, tiny_state
 from tiny_vit import KEY, run
 
 from meshbook import costs, proofs
-from meshbook.fast import FastMiniGPT, FastViT, attend, class_token_saving, train_steps
+from meshbook.fast import (
+    FastMiniGPT, FastViT, attend, class_token_saving, dropout_by_bytes, train_steps)
 from meshbook.losses import language_loss
 from meshbook.onepass import one_pass_cross_entropy
 from meshbook.sharding import Sharding, make_mesh, place
@@ -98,6 +99,24 @@ def test_the_last_block_is_the_last_whatever_their_number(layers):
     pair = [kind(config, Sharding.none(), rngs=nnx.Rngs(0)) for kind in (ViT, FastViT)]
     plain, fast = (model(images(0)["inputs"]) for model in pair)
     np.testing.assert_allclose(plain, fast, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("width", [64, 66])
+def test_dropout_by_bytes_keeps_the_mean_and_drops_its_share(width):
+    x = jnp.ones((500, width), jnp.bfloat16)
+    y = dropout_by_bytes(x, 0.25, jax.random.key(0))
+    assert y.dtype == x.dtype and abs(float((y == 0).mean()) - 0.25) < 0.01
+    assert abs(float(y.astype(jnp.float32).mean()) - 1) < 0.01
+    assert (dropout_by_bytes(x, 0.25, None) == x).all() and (dropout_by_bytes(x, 0, KEY) == x).all()
+    columns = np.asarray(y == 0).reshape(500, -1).mean(0)
+    assert np.abs(columns - 0.25).max() < 0.1  # each of a word's bytes has its turn
+
+
+def test_a_vit_with_dropout_by_bytes_is_the_same_where_none_is_drawn():
+    model = lambda kind, **options: kind(CONFIG, Sharding.none(), rngs=nnx.Rngs(0), **options)
+    plain, fast = model(ViT), model(FastViT, by_bytes=True)
+    np.testing.assert_allclose(
+        plain(images(0)["inputs"]), fast(images(0)["inputs"]), rtol=1e-4, atol=1e-4)
 
 
 def test_several_steps_in_one_call_are_the_same_steps():
