@@ -73,7 +73,8 @@ def start_of(path, head, again):
     old = json.loads(path.read_text()) if path.exists() and not again else {}
     same = all(old.get(key) == head[key] for key in ("device", "size")) and all(
         old["provenance"][key] == head["provenance"][key] for key in ("commit", "versions"))
-    same = same and not head["provenance"]["commit"].endswith("+edits")
+    commit = head["provenance"]["commit"]
+    same = same and commit and not commit.endswith("+edits")
     return (old if same else {"cells": {}, "checks": {}}) | head
 
 
@@ -82,6 +83,7 @@ def main(words):
     options = argparse.ArgumentParser(prog="python -m benchmarks.accelerator")
     options.add_argument("--folder", type=Path, default=ROOT / "results")
     options.add_argument("--again", action="store_true", help="measure what is recorded, too")
+    options.add_argument("--commit", help="of this tree, where it came without git")
     options.add_argument("--budget", type=float, default=BUDGET, help="seconds (480)")
     chosen, begin = options.parse_args(words), time.monotonic()
     left = lambda: chosen.budget - CLOSING - (time.monotonic() - begin)
@@ -106,6 +108,7 @@ def measure(chosen, left, tiny, here, workers, checks):
         workers = workers[:1]
     head = {**here, "machine": machine(), "size": "test" if tiny else "full",
             "provenance": provenance("python -m benchmarks.accelerator", present)}
+    head["provenance"]["commit"] = chosen.commit or head["provenance"]["commit"]
     path = chosen.folder / f"{re.sub(r'[^a-z0-9]+', '-', here['device'].lower()).strip('-')}.json"
     record, device = start_of(path, head, chosen.again), device_of(here["device"])
     parts = [*cells(tiny)]

@@ -21,8 +21,10 @@ from flax import nnx
 from benchmarks.accelerator_cells import Cell, cells
 from benchmarks.accelerator_jax import ONE_PASS, fresh, kernel, state_timer
 from benchmarks.accelerator_worker import answer
+from benchmarks.odds_kernel import kernel_odds
 from meshbook.fast import FastMiniGPT, FastViT, attend
 from meshbook.gpt import MiniGPT
+from meshbook.onepass import plain_odds
 from meshbook.proofs import ProofFailed, Run, assert_same_training
 from meshbook.sharding import Sharding
 from meshbook.traces import read_trace, trace
@@ -77,7 +79,27 @@ def fast_and_plain(model, tiny):
         raise ProofFailed(f"attention in bfloat16: expected the kernel's error to be at most twice "
                           f"XLA's, found {line}", leaf="attention", expected=2 * errors["XLA"],
                           found=errors["kernel"])
-    return found | {"line": f"{found['line']}; attention in bfloat16 against float32: {line}"}
+    line = f"{found['line']}; attention in bfloat16 against float32: {line}"
+    if model == "gpt":
+        line += f"; odds by the kernel within {odds_error():.1e}"
+    return found | {"line": line}
+
+
+def odds_error():
+    """How far the kernel's odds are from XLA's, of the larger; ProofFailed beyond two roundings."""
+    random = np.random.default_rng(0)
+    h_nD, w_Dv, b_v, label_n = (jnp.asarray(random.normal(size=size) / 8, dtype) for size, dtype in (
+        ((256, 256), jnp.bfloat16), ((256, 512), jnp.bfloat16),
+        (512, jnp.float32), (256, jnp.float32)))
+    here = jax.default_backend() == "gpu"
+    found = kernel_odds(h_nD, w_Dv, b_v, label_n, interpret=not here)
+    right = plain_odds(h_nD, w_Dv, b_v, label_n)
+    both = [[x.astype(jnp.float32) for x in each] for each in (found, right)]
+    apart = max(float(jnp.max(jnp.abs(a - b) / b)) for a, b in zip(*both, strict=True))
+    if not apart <= 2**-7:
+        raise ProofFailed(f"odds by the kernel: expected them within {2**-7:.1e}, found "
+                          f"{apart:.1e}", leaf="odds", expected=2**-7, found=apart)
+    return apart
 
 
 def attention_errors(cell, causal):

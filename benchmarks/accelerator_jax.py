@@ -23,6 +23,7 @@ from flax import nnx
 from benchmarks.accelerator_cells import CALLS, Cell
 from benchmarks.accelerator_worker import Timer, answer, contest
 from benchmarks.bench_dispatch import SourceViT, object_step
+from benchmarks.odds_kernel import kernel_odds
 from benchmarks.source_minigpt import SourceMiniGPT
 from meshbook import costs
 from meshbook.fast import FastMiniGPT, FastViT, class_token_saving, train_steps
@@ -37,6 +38,8 @@ from meshbook.vit import ViT
 
 RATE = 1e-3
 ONE_PASS = partial(language_loss, cross_entropy=one_pass_cross_entropy)
+IN_KERNEL = partial(language_loss, cross_entropy=partial(
+    one_pass_cross_entropy, make_odds=kernel_odds))
 
 
 def kernel(cell):
@@ -96,9 +99,12 @@ def contestants(cell):
             "the sources' way": partial(source_timer, cell, batch),
             "this book, plain loss": ours(MiniGPT, cell),
             "this book, chunked loss": ours(MiniGPT, cell, language_loss),
+            "this book, one-pass loss": ours(MiniGPT, cell, ONE_PASS),
             "fast, plain loss": ours(FastMiniGPT, cell, **fast),
             "fast, one-pass loss": ours(FastMiniGPT, cell, ONE_PASS, **fast),
         }
+        if kernel(cell) and not cell.tiny:
+            built["fast, one-pass kernel"] = ours(FastMiniGPT, cell, IN_KERNEL, **fast)
         return {name: (build, useful) for name, build in built.items()}
     useful, _ = costs.vit_step_flops(cell.config, cell.batch)
     less = useful - class_token_saving(cell.config, cell.batch)

@@ -23,32 +23,34 @@ CHUNK = 4096  # tokens of one device whose odds are there at once
 
 
 def one_pass_cross_entropy(
-    hidden_BTD, w_DV, b_V, labels_BT, weight_BT=None, *, vocabulary, sharding, chunk=CHUNK,
+    hidden_BTD, w_DV, b_V, labels_BT, weight_BT=None, *,
+    vocabulary, sharding, chunk=CHUNK, make_odds=None,
 ):
     """The same mean loss (nats) and accuracy as chunked_cross_entropy, and its gradients.
 
-    Arguments as there. A token whose loss is above 88 nats makes the loss infinite. In
+    Arguments as there; make_odds: see plain_odds, which is the default. A token whose loss is above 88 nats makes the loss infinite. In
     bfloat16 an answer counts as right where no other logit is 0.004 above the label's.
     """
-    sums = partial(one_pass_sums, split_of(sharding), vocabulary, chunk)
+    settings = split_of(sharding), vocabulary, make_odds or plain_odds
+    sums = partial(one_pass_sums, settings, chunk)
     return mean_over_devices(sums, sharding, hidden_BTD, w_DV, b_V, labels_BT, weight_BT)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def one_pass_sums(axis, vocabulary, chunk, h_nD, w_Dv, b_v, labels_n, weight_n):
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def one_pass_sums(settings, chunk, h_nD, w_Dv, b_v, labels_n, weight_n):
     """Sums over this device's tokens: (loss, right answers), weighted."""
     def turn(sums, part):
-        more = odds(axis, vocabulary, w_Dv, b_v, *part)[0]
+        more = odds(*settings, w_Dv, b_v, *part)[0]
         return jax.tree.map(jnp.add, sums, more), None
 
     zero = jnp.zeros_like(weight_n[0])
     return jax.lax.scan(turn, (zero, zero), cut(chunk, h_nD, labels_n, weight_n))[0]
 
 
-def sums_and_products(axis, vocabulary, chunk, h_nD, w_Dv, b_v, labels_n, weight_n):
+def sums_and_products(settings, chunk, h_nD, w_Dv, b_v, labels_n, weight_n):
     """The same sums, and the loss's gradients to hidden, weights and bias."""
     def turn(total, part):
-        more, errors_nv, share_n = odds(axis, vocabulary, w_Dv, b_v, *part)
+        more, errors_nv, share_n = odds(*settings, w_Dv, b_v, *part)
         product = partial(jnp.einsum, preferred_element_type=jnp.float32)
         rows_nD = (part[0] * share_n[:, None]).astype(h_nD.dtype)
         db_v = (errors_nv.astype(jnp.float32) * share_n[:, None]).sum(0)
@@ -63,10 +65,10 @@ def sums_and_products(axis, vocabulary, chunk, h_nD, w_Dv, b_v, labels_n, weight
     return (loss, right), (dh_nD, dw_Dv.astype(w_Dv.dtype), db_v.astype(b_v.dtype))
 
 
-one_pass_sums.defvjp(sums_and_products, scaled)
+one_pass_sums.defvjp(sums_and_products, partial(scaled, None))
 
 
-def odds(axis, vocabulary, w_Dv, b_v, h_nD, labels_n, weight_n):
+def odds(axis, vocabulary, make_odds, w_Dv, b_v, h_nD, labels_n, weight_n):
     """((loss, right answers), errors (n, v), share (n,)) of one chunk of tokens.
 
     The odds of a token are exp(its logit - the label's): 1 for the label. Their sum is what the
@@ -81,9 +83,7 @@ def odds(axis, vocabulary, w_Dv, b_v, h_nD, labels_n, weight_n):
     label_n = logits_at(h_nD, w_Dv, b_v, at_n)
     label_n = label_n if axis is None else over(jnp.where(mine_n, label_n, 0))
     label_n = jnp.where(weight_n > 0, label_n, jnp.inf)  # odds of 0 where nothing counts
-    logits_nv = jnp.einsum("nD,Dv->nv", h_nD, w_Dv, preferred_element_type=jnp.float32)
-    odds_nv = jnp.exp(logits_nv + b_v - label_n[:, None]).astype(h_nD.dtype)
-    total_n, top_n = odds_nv.sum(-1, dtype=jnp.float32), odds_nv.max(-1)
+    odds_nv, total_n, top_n = make_odds(h_nD, w_Dv, b_v, label_n)
     rows_n = jnp.arange(len(labels_n))
     own_n = odds_nv[rows_n, at_n]
     if axis is not None:
@@ -97,6 +97,16 @@ def odds(axis, vocabulary, w_Dv, b_v, h_nD, labels_n, weight_n):
     errors_nv = odds_nv.at[rows_n, at_n].set(less_n, unique_indices=True)
     share_n = jnp.where(weight_n > 0, weight_n / total_n, 0)
     return (loss_n.sum(), right_n.sum()), errors_nv, share_n
+
+
+def plain_odds(h_nD, w_Dv, b_v, label_n):
+    """exp(h·w + b - label) in the type of h: (odds (n, v), their sums (n,), their maxima (n,)).
+
+    b and label are float32, and so are the sums.
+    """
+    logits_nv = jnp.einsum("nD,Dv->nv", h_nD, w_Dv, preferred_element_type=jnp.float32)
+    odds_nv = jnp.exp(logits_nv + b_v - label_n[:, None]).astype(h_nD.dtype)
+    return odds_nv, odds_nv.sum(-1, dtype=jnp.float32), odds_nv.max(-1)
 
 
 def logits_at(h_nD, w_Dv, b_v, at_n):
