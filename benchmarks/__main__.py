@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from datetime import datetime, timezone
@@ -61,15 +62,20 @@ def machine():
     return f"{' '.join(model.split())}, {len(os.sched_getaffinity(0))} cores"
 
 
+def git(*words):
+    """What git says of this tree; nothing where there is no git, or no repository."""
+    if shutil.which("git") is None:
+        return ""
+    command = ["git", "-C", str(ROOT), *words]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+
 def provenance(command, packages=VERSIONS):
     """Where numbers come from: when, by what command, from which code, with which packages."""
-    git = ["git", "-C", str(ROOT)]
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
-    edited = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": command,
-        "commit": commit.stdout.strip() + ("+edits" if edited.stdout.strip() else ""),
+        "commit": git("rev-parse", "HEAD") + ("+edits" if git("status", "--porcelain") else ""),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in packages},
     }

@@ -31,13 +31,13 @@ class SourceBlock(nnx.Module):
     """An encoder block of Flax's layers, as in the source's notebook."""
 
     def __init__(self, config, rngs):
-        D, F = config.embed, config.hidden
-        self.norm1 = nnx.LayerNorm(D, epsilon=1e-6, rngs=rngs)
+        D, F, given = config.embed, config.hidden, {"dtype": config.dtype, "rngs": rngs}
+        self.norm1 = nnx.LayerNorm(D, epsilon=1e-6, **given)
         self.attention = nnx.MultiHeadAttention(
-            num_heads=config.heads, in_features=D, decode=False, rngs=rngs
+            num_heads=config.heads, in_features=D, decode=False, **given
         )
-        self.norm2 = nnx.LayerNorm(D, epsilon=1e-6, rngs=rngs)
-        self.fc1, self.fc2 = nnx.Linear(D, F, rngs=rngs), nnx.Linear(F, D, rngs=rngs)
+        self.norm2 = nnx.LayerNorm(D, epsilon=1e-6, **given)
+        self.fc1, self.fc2 = nnx.Linear(D, F, **given), nnx.Linear(F, D, **given)
         self.dropout1 = nnx.Dropout(config.dropout, rngs=rngs)
         self.dropout2 = nnx.Dropout(config.dropout, rngs=rngs)
 
@@ -51,17 +51,17 @@ class SourceViT(nnx.Module):
     """The source's vision transformer: a tree of Flax's layers."""
 
     def __init__(self, config, rngs):
-        D, p = config.embed, config.patch
-        self.patches = nnx.Conv(3, D, (p, p), strides=(p, p), padding="VALID", rngs=rngs)
+        D, p, given = config.embed, config.patch, {"dtype": config.dtype, "rngs": rngs}
+        self.patches = nnx.Conv(3, D, (p, p), strides=(p, p), padding="VALID", **given)
         self.class_token = nnx.Param(jnp.zeros((1, 1, D)))
         self.blocks = nnx.List(SourceBlock(config, rngs) for _ in range(config.layers))
-        self.norm = nnx.LayerNorm(D, epsilon=1e-6, rngs=rngs)
-        self.head = nnx.Linear(D, config.classes, rngs=rngs)
+        self.norm = nnx.LayerNorm(D, epsilon=1e-6, **given)
+        self.head = nnx.Linear(D, config.classes, **given)
 
     def __call__(self, images_BHWC):
         x_BTD = self.patches(images_BHWC)
         x_BTD = x_BTD.reshape(len(x_BTD), -1, x_BTD.shape[-1])
-        first = jnp.tile(self.class_token[...], (len(x_BTD), 1, 1))
+        first = jnp.tile(self.class_token[...], (len(x_BTD), 1, 1)).astype(x_BTD.dtype)
         x_BTD = jnp.concatenate([first, x_BTD], axis=1)
         for block in self.blocks:
             x_BTD = block(x_BTD)
@@ -70,7 +70,7 @@ class SourceViT(nnx.Module):
 
 def cross_entropy(model, batch):
     """Mean loss of a model that is an object."""
-    logits = model(batch["inputs"])
+    logits = model(batch["inputs"]).astype(jnp.float32)
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
 
 

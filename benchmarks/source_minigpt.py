@@ -16,16 +16,16 @@ class TransformerBlock(nnx.Module):
     """Attention and feed-forward network, a norm behind each sum."""
 
     def __init__(self, config, rngs):
-        D, F = config.embed, config.hidden
+        D, F, given = config.embed, config.hidden, {"dtype": config.dtype, "rngs": rngs}
         xavier = nnx.initializers.xavier_uniform()
         self.mha = nnx.MultiHeadAttention(
-            num_heads=config.heads, in_features=D, kernel_init=xavier, decode=False, rngs=rngs)
+            num_heads=config.heads, in_features=D, kernel_init=xavier, decode=False, **given)
         self.dropout1 = nnx.Dropout(config.dropout, rngs=rngs)
-        self.layer_norm1 = nnx.LayerNorm(D, epsilon=1e-6, rngs=rngs)
-        self.linear1 = nnx.Linear(D, F, kernel_init=xavier, rngs=rngs)
-        self.linear2 = nnx.Linear(F, D, kernel_init=xavier, rngs=rngs)
+        self.layer_norm1 = nnx.LayerNorm(D, epsilon=1e-6, **given)
+        self.linear1 = nnx.Linear(D, F, kernel_init=xavier, **given)
+        self.linear2 = nnx.Linear(F, D, kernel_init=xavier, **given)
         self.dropout2 = nnx.Dropout(config.dropout, rngs=rngs)
-        self.layer_norm2 = nnx.LayerNorm(D, epsilon=1e-6, rngs=rngs)
+        self.layer_norm2 = nnx.LayerNorm(D, epsilon=1e-6, **given)
 
     def __call__(self, inputs, training=False):
         mask = jnp.tril(jnp.ones((inputs.shape[1],) * 2))
@@ -42,11 +42,11 @@ class SourceMiniGPT(nnx.Module):
 
     def __init__(self, config, rngs):
         V, T, D = config.vocabulary, config.tokens, config.embed
-        self.token_emb = nnx.Embed(V, D, rngs=rngs)
-        self.pos_emb = nnx.Embed(T, D, rngs=rngs)
+        given = {"dtype": config.dtype, "rngs": rngs}
+        self.token_emb, self.pos_emb = nnx.Embed(V, D, **given), nnx.Embed(T, D, **given)
         self.blocks = nnx.List([TransformerBlock(config, rngs) for _ in range(config.layers)])
         self.output_layer = nnx.Linear(
-            D, V, kernel_init=nnx.initializers.xavier_uniform(), rngs=rngs)
+            D, V, kernel_init=nnx.initializers.xavier_uniform(), **given)
         self.maxlen = T
 
     def __call__(self, inputs, training=False):

@@ -24,28 +24,6 @@ from meshbook.sharding import pin
 CHUNK = 512  # tokens of one device whose logits are there at once
 
 
-def language_loss(params, program, batch, key=None):
-    """Mean cross-entropy (nats) of the next token, and a batch's metrics.
-
-    A `loss` for meshbook.training, for models with `hidden` and a head, such
-    as MiniGPT. batch: inputs and labels (B, T), and optionally segments,
-    positions and weight (B, T), 0 for labels that do not count. key None:
-    evaluation.
-    """
-    keys = (None, None) if key is None else jax.random.split(key)
-    model = program.model(params)
-    inputs = program.prepare(batch["inputs"], keys[0])
-    documents = batch.get("segments"), batch.get("positions")
-    hidden_BTD = model.hidden(inputs, keys[1], *documents)
-    with jax.named_scope("loss"):
-        loss, accuracy = chunked_cross_entropy(
-            hidden_BTD, model.w_head_DV[...], model.b_head_V[...],
-            batch["labels"], batch.get("weight"),
-            vocabulary=model.config.vocabulary, sharding=model.sharding,
-        )
-    return loss, {"loss": loss, "accuracy": accuracy}
-
-
 def chunked_cross_entropy(
     hidden_BTD, w_DV, b_V, labels_BT, weight_BT=None, *,
     vocabulary, sharding, chunk=CHUNK,
@@ -57,9 +35,28 @@ def chunked_cross_entropy(
     a time. A tie for the largest logit counts as right. Not for second
     derivatives.
     """
+    return mean_over_devices(
+        partial(cross_entropy_sums, split_of(sharding), vocabulary, chunk),
+        sharding, hidden_BTD, w_DV, b_V, labels_BT, weight_BT,
+    )
+
+
+def split_of(sharding):
+    """The mesh axis over which the vocabulary is split, or None."""
+    return sharding.V[0] if sharding.V else None
+
+
+def mean_over_devices(
+    sums, sharding, hidden_BTD, w_DV, b_V, labels_BT, weight_BT
+):
+    """Mean loss and accuracy, from the sums over each device's own tokens.
+
+    sums(h_nD, w_Dv, b_v, labels_n, weight_n) -> (loss, right answers), over
+    the whole vocabulary where w and b are one device's part of it.
+    """
     s, dtype = sharding, hidden_BTD.dtype
     names = tuple(jax.tree.leaves(tuple(s.BT)))  # axes that split the tokens
-    axis = s.V[0] if s.V else None
+    axis = split_of(s)
     along = () if axis is None else (axis,)
     given = [] if weight_BT is None else [pin(weight_BT, s.BT)]
 
@@ -71,11 +68,9 @@ def chunked_cross_entropy(
         varying = partial(jax.lax.pcast, to="varying")
         h_nD = varying(h_nD, along)
         w_Dv, b_v = varying((w_Dv, b_v), names)
-        sums = cross_entropy_sums(
-            axis, vocabulary, chunk, h_nD, w_Dv, b_v, labels_n, weight_n
-        )
-        sums = jnp.stack([*sums, *(x.sum() for x in given)])
-        return jax.lax.psum(sums, names) if names else sums
+        found = sums(h_nD, w_Dv, b_v, labels_n, weight_n)
+        found = jnp.stack([*found, *(x.sum() for x in given)])
+        return jax.lax.psum(found, names) if names else found
 
     arguments = [
         pin(hidden_BTD, s.BTD), s.use("DV", w_DV, dtype),
@@ -87,6 +82,30 @@ def chunked_cross_entropy(
     loss, right, *count = local(*arguments)
     count = count[0] if given else labels_BT.size
     return loss / count, right / count
+
+
+def language_loss(
+    params, program, batch, key=None, cross_entropy=chunked_cross_entropy
+):
+    """Mean cross-entropy (nats) of the next token, and a batch's metrics.
+
+    A `loss` for meshbook.training, for models with `hidden` and a head, such
+    as MiniGPT. batch: inputs and labels (B, T), and optionally segments,
+    positions and weight (B, T), 0 for labels that do not count. key None:
+    evaluation. cross_entropy: how it is computed, see chunked_cross_entropy.
+    """
+    keys = (None, None) if key is None else jax.random.split(key)
+    model = program.model(params)
+    inputs = program.prepare(batch["inputs"], keys[0])
+    documents = batch.get("segments"), batch.get("positions")
+    hidden_BTD = model.hidden(inputs, keys[1], *documents)
+    with jax.named_scope("loss"):
+        loss, accuracy = cross_entropy(
+            hidden_BTD, model.w_head_DV[...], model.b_head_V[...],
+            batch["labels"], batch.get("weight"),
+            vocabulary=model.config.vocabulary, sharding=model.sharding,
+        )
+    return loss, {"loss": loss, "accuracy": accuracy}
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
