@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-
 @dataclass(frozen=True)
 class Device:
     """One device: bfloat16 FLOP/s, bytes of memory, bytes/s to it, bytes/s in from all its links.
