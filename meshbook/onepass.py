@@ -28,8 +28,9 @@ def one_pass_cross_entropy(
 ):
     """The same mean loss (nats) and accuracy as chunked_cross_entropy, and its gradients.
 
-    Arguments as there; make_odds: see plain_odds, which is the default. A token whose loss is above 88 nats makes the loss infinite. In
-    bfloat16 an answer counts as right where no other logit is 0.004 above the label's.
+    Arguments as there; make_odds: see plain_odds, which is the default. A token whose loss is
+    above 88 nats makes the loss infinite. In bfloat16 an answer counts as right where no other
+    logit is 0.004 above the label's.
     """
     settings = split_of(sharding), vocabulary, make_odds or plain_odds
     sums = partial(one_pass_sums, settings, chunk)
