@@ -64,7 +64,8 @@ def draw_steps(cell, folder=RESULTS):
 def draw_peaks(cell, folder=RESULTS):
     """Bars: GiB that a step of each contestant of a cell needs at its peak."""
     rows = lambda done: {name: each["peak bytes"] / 2**30 for name, each in done.items()}
-    return recorded_bars(cell, folder, "peak bytes", rows, "GiB", "Memory at the peak of a step, GiB")
+    what = "Memory at the peak of a step, GiB"
+    return recorded_bars(cell, folder, "peak bytes", rows, "GiB", what)
 
 
 def recorded_bars(cell, folder, key, rows, unit, what):
