@@ -28,6 +28,7 @@ from benchmarks.accelerator_worker import Gone, Worker
 BUDGET, ROUNDS = 8 * 60, 7
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch")
 CLOSING = 15  # seconds kept for the last writing and the end of all processes
+PATIENCE = 150  # seconds that one answer may take
 
 
 def measured(cell, workers, left):
@@ -113,7 +114,7 @@ def measure(chosen, left, tiny, here, workers, checks):
     record, device = start_of(path, head, chosen.again), device_of(here["device"])
     parts = [*cells(tiny)]
     parts.insert(2, "checks")
-    longest, missing = 20.0, []
+    longest, missing, soon = 20.0, [], lambda: min(left(), PATIENCE)
     for part in parts:
         began, name = time.monotonic(), getattr(part, "name", part)
         if record["cells"].get(name) or (part == "checks" and record["checks"]):
@@ -122,9 +123,10 @@ def measure(chosen, left, tiny, here, workers, checks):
             missing.append(name)
             continue
         if part == "checks":
-            record["checks"] = checked(checks, left, tiny)
+            record["checks"] = checked(checks, soon, tiny)
         else:
-            record["cells"][name] = derived(part, measured(part, workers, left), device)
+            record["cells"][name] = derived(
+                part, measured(part, workers, soon), device)
             show(name, record["cells"][name])
         longest = max(longest, time.monotonic() - began)
         record["missing"] = missing

@@ -88,9 +88,10 @@ def fast_and_plain(model, tiny):
 def odds_error():
     """How far the kernel's odds are from XLA's, of the larger; ProofFailed beyond two roundings."""
     random = np.random.default_rng(0)
-    h_nD, w_Dv, b_v, label_n = (jnp.asarray(random.normal(size=size) / 8, dtype) for size, dtype in (
-        ((256, 256), jnp.bfloat16), ((256, 512), jnp.bfloat16),
-        (512, jnp.float32), (256, jnp.float32)))
+    h_nD, w_Dv, b_v, label_n = (
+        jnp.asarray(random.normal(size=size) / 8, dtype) for size, dtype in (
+            ((256, 256), jnp.bfloat16), ((256, 512), jnp.bfloat16),
+            (512, jnp.float32), (256, jnp.float32)))
     here = jax.default_backend() == "gpu"
     found = kernel_odds(h_nD, w_Dv, b_v, label_n, interpret=not here)
     right = plain_odds(h_nD, w_Dv, b_v, label_n)

@@ -178,7 +178,7 @@ def describe():
 
 
 def keep_programs(folder):
-    """Keep all compiled programs in a folder: what is compiled for its facts is then just called."""
+    """Keep compiled programs in a folder: what is compiled for its facts is then just called."""
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

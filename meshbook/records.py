@@ -58,16 +58,17 @@ def draw_steps(cell, folder=RESULTS):
         share = each.get("share of peak")
         return name if share is None else f"{name}: {share:.0%} of peak"
 
-    return drawn(cell, folder, "step seconds", rows, "ms", "Milliseconds a step")
+    return recorded_bars(cell, folder, "step seconds", rows, "ms", "Milliseconds a step")
 
 
 def draw_peaks(cell, folder=RESULTS):
     """Bars: GiB that a step of each contestant of a cell needs at its peak."""
     rows = lambda done: {name: each["peak bytes"] / 2**30 for name, each in done.items()}
-    return drawn(cell, folder, "peak bytes", rows, "GiB", "Memory at the peak of a step, GiB")
+    what = "Memory at the peak of a step, GiB"
+    return recorded_bars(cell, folder, "peak bytes", rows, "GiB", what)
 
 
-def drawn(cell, folder, key, rows, unit, what):
+def recorded_bars(cell, folder, key, rows, unit, what):
     """Bars of what rows(contestants that have the key) gives, on the first accelerator with them.
 
     KeyError for a cell that no record has; NONE where there is no record.

@@ -75,7 +75,8 @@ def test_one_that_takes_too_long_is_left(rounds):
 
 
 @pytest.mark.parametrize("kind, name", [
-    ("NVIDIA H200", "H200"), ("NVIDIA H100 80GB HBM3", "H100"), ("TPU v4", "TPU v4"), ("cpu", None)])
+    ("NVIDIA H200", "H200"), ("NVIDIA H100 80GB HBM3", "H100"), ("TPU v4", "TPU v4"),
+    ("cpu", None)])
 def test_a_device_is_found_in_the_table(kind, name):
     found = device_of(kind)
     assert (found and found.name) == name
