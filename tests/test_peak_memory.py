@@ -31,7 +31,7 @@ def test_three_small_programs_predict_all_others(tpu):
     assert abs(working) < 1 and abs(scratch) < 128 * 2**20  # no more than a chip's own memory
     errors = {name: costs.vit_step_peak(size, images, ways, working, scratch) / peak - 1
               for name, (size, images, ways, peak) in cells.items()}
-    assert len(errors) >= 8 and max(map(abs, errors.values())) <= 0.08, errors  # gaps
+    assert len(errors) >= 8 and max(map(abs, errors.values())) <= 0.1, errors  # gaps
 
 
 def test_without_tiles_the_model_would_be_wrong(monkeypatch):
