@@ -129,9 +129,9 @@ def measure(chosen, left, tiny, here, workers, checks):
                 part, measured(part, workers, soon), device)
             show(name, record["cells"][name])
         longest = max(longest, time.monotonic() - began)
-        record["missing"] = missing
-        record["targets"] = [list(row) for row in targets(record)]
         write(path, record)
+    record |= {"missing": missing, "targets": [list(row) for row in targets(record)]}
+    write(path, record)
     return closing(path, record, missing)
 
 

@@ -153,8 +153,9 @@ def facts(lowered, useful, steps):
     memory = compiled.memory_analysis()
     return {
         "compile seconds": passed, "useful flops": useful, "steps a call": steps,
-        "peak bytes": memory.peak_memory_in_bytes, "temporary bytes": memory.temp_size_in_bytes,
-        "argument bytes": memory.argument_size_in_bytes,
+        "peak bytes": memory.argument_size_in_bytes + memory.temp_size_in_bytes
+        + memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        "temporary bytes": memory.temp_size_in_bytes,
         "flops": counted(work, compiled, steps),
         "moved bytes": counted(memory_traffic, compiled, steps),
     }
