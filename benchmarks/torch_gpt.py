@@ -4,17 +4,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.torch_vit import Block
 
-class Block(nn.Module):
+
+class DecoderBlock(Block):
     """One decoder block: attention, then MLP, each added to what came in and normalised."""
-
-    def __init__(self, config):
-        super().__init__()
-        D, F = config.embed, config.hidden
-        self.norm1, self.norm2 = nn.LayerNorm(D, eps=1e-6), nn.LayerNorm(D, eps=1e-6)
-        self.qkv, self.out = nn.Linear(D, 3 * D), nn.Linear(D, D)
-        self.first, self.second = nn.Linear(D, F), nn.Linear(F, D)
-        self.heads, self.rate = config.heads, config.dropout
 
     def forward(self, x_BTD):
         B, T, D = x_BTD.shape
@@ -33,7 +27,7 @@ class MiniGPT(nn.Module):
         super().__init__()
         T, D, V = config.tokens, config.embed, config.padded
         self.token, self.position = nn.Embedding(V, D), nn.Parameter(torch.randn(T, D) / D**0.5)
-        self.blocks = nn.Sequential(*(Block(config) for _ in range(config.layers)))
+        self.blocks = nn.Sequential(*(DecoderBlock(config) for _ in range(config.layers)))
         self.head = nn.Linear(D, V)
 
     def forward(self, tokens_BT):

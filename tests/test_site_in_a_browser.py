@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from browsers import CHROMIUM
-from playwright.sync_api import sync_playwright
 
 SITE = Path(__file__).resolve().parents[1] / "_build" / "html"
 PAGES = sorted(path.relative_to(SITE).as_posix() for path in SITE.glob("book/*.html"))
@@ -81,14 +80,6 @@ def address():
     yield f"http://127.0.0.1:{server.server_port}/"
     server.shutdown()
     server.server_close()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM)
-        yield browser
-        browser.close()
 
 
 def visit(browser, address, page, width=1440, theme="light"):

@@ -16,7 +16,6 @@ import psutil
 import pytest
 from browsers import CHROMIUM
 from jax.sharding import NamedSharding, PartitionSpec as P
-from playwright.sync_api import sync_playwright
 from screenshots import choose, find, listed, open_profiles, open_trace
 
 from meshbook import tensorboard as module
@@ -62,14 +61,6 @@ def folder(tmp_path_factory):
 def board(folder):
     with tensorboard(folder) as board:
         yield board
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM)
-        yield browser
-        browser.close()
 
 
 def session(board, name):
