@@ -14,7 +14,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from meshbook.layers import MLP, Attention, fold
+from meshbook.layers import MLP, Attention, keys_for
 from meshbook.minigpt import CausalAttention, MiniGPT
 from meshbook.training import train_step
 from meshbook.vit import Block, ViT
@@ -75,10 +75,11 @@ class BytesMLP(MLP):
         s, dtype = self.sharding, x_BTD.dtype
         h_BTF = s.einsum("BTD,DF->BTF", x_BTD, self.w_in_DF[...])
         h_BTF = jax.nn.gelu(h_BTF + s.use("F", self.b_in_F[...], dtype))
-        h_BTF = dropout_by_bytes(h_BTF, self.rate, fold(key, 0))
+        first, second = keys_for(key, 2)
+        h_BTF = dropout_by_bytes(h_BTF, self.rate, first)
         y_BTD = s.einsum("BTF,FD->BTD", h_BTF, self.w_out_FD[...])
         y_BTD = y_BTD + s.use("D", self.b_out_D[...], dtype)
-        return dropout_by_bytes(y_BTD, self.rate, fold(key, 1))
+        return dropout_by_bytes(y_BTD, self.rate, second)
 
 
 class LastBlock(Block):

@@ -15,7 +15,7 @@ from jax.nn import initializers as init
 from jax.sharding import PartitionSpec as P
 
 from meshbook.layers import (
-    MLP, Attention, Norm, Sizes, dropout, fold, parameter
+    MLP, Attention, Norm, Sizes, dropout, keys_for, parameter
 )
 from meshbook.sharding import Sharding, pin
 
@@ -154,10 +154,11 @@ class DecoderBlock(nnx.Module):
 
     def add(self, x_BTD, y_BTD, key=None):
         """What follows the attention: sum and norm, MLP, sum and norm."""
-        x_BTD = self.norm1(x_BTD + dropout(y_BTD, self.rate, fold(key, 0)))
+        first, second = keys_for(key, 2)
+        x_BTD = self.norm1(x_BTD + dropout(y_BTD, self.rate, first))
         with jax.named_scope("mlp"):
             y_BTD = self.mlp(x_BTD)
-        return self.norm2(x_BTD + dropout(y_BTD, self.rate, fold(key, 1)))
+        return self.norm2(x_BTD + dropout(y_BTD, self.rate, second))
 
 
 class MiniGPT(nnx.Module):
@@ -210,9 +211,10 @@ class MiniGPT(nnx.Module):
             x_BTD = self.embed(tokens_BT, positions)
         if segments is not None:
             segments = pin(segments, self.sharding.BT)
+        keys = keys_for(key, len(self.blocks))
         for i, block in enumerate(self.blocks):
             with jax.named_scope(f"block_{i}"):
-                x_BTD = block(x_BTD, fold(key, i), segments)
+                x_BTD = block(x_BTD, keys[i], segments)
         return x_BTD
 
     def extend(self, tokens_BT, cache, column, first_B):

@@ -49,8 +49,8 @@ class Compilation:
     """What a TPU's compiler made of one program; sizes are bytes on one device.
 
     peak: what the program asks for, the gaps between buffers with it; where it does not fit, what
-    the compiler said that it would need, with `available` beside it. (The compiler's own
-    `peak_memory_in_bytes` leaves out the gaps, and adds what lies in a chip's own memory.)
+    the compiler said that it would need, with `available` beside it. live: the most that is live
+    at once, without gaps; by the compiler's count, which adds what lies in a chip's own memory.
     arguments, outputs, temporaries, shared (of the outputs, what lies where the arguments were):
     `memory_analysis`. rematerialised: operations that the compiler computes again because
     memory ran short. operations: how many of each kind are left after fusion. traffic and flops as
@@ -63,6 +63,7 @@ class Compilation:
     fits: bool
     peak: int
     available: int | None = None
+    live: int | None = None
     arguments: int | None = None
     outputs: int | None = None
     temporaries: int | None = None
@@ -219,6 +220,7 @@ def _compile(lowered, name, mesh, versions):
         fits=True, peak=memory.argument_size_in_bytes + memory.output_size_in_bytes
         - memory.alias_size_in_bytes + memory.temp_size_in_bytes,
         arguments=memory.argument_size_in_bytes, outputs=memory.output_size_in_bytes,
+        live=memory.peak_memory_in_bytes,
         temporaries=memory.temp_size_in_bytes, shared=memory.alias_size_in_bytes,
         rematerialised=rematerialised(text), operations=operations(text),
         traffic=Traffic() if mesh is None else collectives(text, mesh), flops=work(text),

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn import initializers as init
 
-from meshbook.layers import MLP, Attention, Norm, Sizes, fold, parameter
+from meshbook.layers import MLP, Attention, Norm, Sizes, keys_for, parameter
 from meshbook.sharding import Sharding, pin, reshape
 
 
@@ -136,9 +136,10 @@ class ViT(nnx.Module):
         c, s = self.config, self.sharding
         with jax.named_scope("embed"):
             x_BTD = self.embed(images_BHWC)
+        keys = keys_for(key, len(self.blocks))
         for i, block in enumerate(self.blocks):
             with jax.named_scope(f"block_{i}"):
-                x_BTD = block(x_BTD, fold(key, i))
+                x_BTD = block(x_BTD, keys[i])
         with jax.named_scope("head"):
             x_BD = self.norm(x_BTD[:, 0])
             logits_BC = s.einsum("BD,DC->BC", x_BD, self.w_head_DC[...])
