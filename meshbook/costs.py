@@ -91,7 +91,7 @@ def vit_step_memory(config, images, ways=1):
 
 
 def vit_step_peak(config, images, ways=1, working=0.0, scratch=0.0):
-    """The most bytes that one device holds at once in a training step: what it needs, unpressed.
+    """The most bytes that one device holds at once in a training step, unpressed, without holes.
 
     At the start of the backward pass all activations wait; when it ends they are gone and all
     gradients are there. working: what the backward pass of the last block holds besides, less
@@ -108,7 +108,7 @@ def vit_step_peak(config, images, ways=1, working=0.0, scratch=0.0):
 def fit_peak(config, cells):
     """(working, scratch) of `vit_step_peak` for which relative errors are least.
 
-    cells: [(images of a device, ways, peak bytes found)], two or more, of programs in which
+    cells: [(images of a device, ways, bytes held at the peak)], two or more, of programs in which
     activations are more than gradients, and nothing was rematerialised.
     """
     rows, errors = [], []

@@ -75,6 +75,15 @@ class Compilation:
     seconds: float = 0.0
     versions: dict = dataclasses.field(default_factory=dict)
 
+    @property
+    def held(self):
+        """Bytes that a device's memory holds when it holds most, holes between arrays left out.
+
+        It is what the compiler counts as live, but never more than it asks for: on chips with much
+        memory of their own the count has things in it that lie there. None where it does not fit.
+        """
+        return min(self.live, self.peak) if self.fits else None
+
     def record(self):
         """The same as numbers and texts that JSON can hold."""
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}

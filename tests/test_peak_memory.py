@@ -13,31 +13,31 @@ CELL = r"(v\S+) (none|\((\d+), (\d+)\)) (\d+)( embed=512)?"
 
 
 def unpressed(tpu):
-    """{name: (config, images a device, ways, peak)} of a TPU's programs with nothing done twice."""
+    """{name: (config, images a device, ways, bytes held)} of a TPU's programs with nothing done twice."""
     found = {}
     for name, each in RECORD.items():
         match = re.fullmatch(CELL, name)
         if match and match[1] == tpu and each.fits and not each.rematerialised:
             size = dataclasses.replace(SOURCE, embed=512, hidden=2048) if match[6] else SOURCE
-            found[name] = size, int(match[5]) // int(match[3] or 1), int(match[4] or 1), each.peak
+            found[name] = size, int(match[5]) // int(match[3] or 1), int(match[4] or 1), each.held
     return found
 
 
 @pytest.mark.parametrize("tpu", ["v2-8", "v5e-8", "v6e-8"])
-def test_three_small_programs_predict_all_others(tpu):
+def test_the_three_smallest_on_a_mesh_predict_all_others(tpu):
     cells = unpressed(tpu)
-    small = [f"{tpu} {name} 128" for name in ("(4, 2)", "(8, 1)", "none")]
-    working, scratch = costs.fit_peak(SOURCE, [cells[name][1:] for name in small])
+    three = [f"{tpu} {name}" for name in ("(4, 2) 128", "(8, 1) 128", "(8, 1) 1024")]
+    working, scratch = costs.fit_peak(SOURCE, [cells[name][1:] for name in three])
     assert abs(working) < 1 and abs(scratch) < 128 * 2**20  # no more than a chip's own memory
-    errors = {name: costs.vit_step_peak(size, images, ways, working, scratch) / peak - 1
-              for name, (size, images, ways, peak) in cells.items()}
-    assert len(errors) >= 8 and max(map(abs, errors.values())) <= 0.1, errors  # gaps
+    errors = {name: costs.vit_step_peak(size, images, ways, working, scratch) / held - 1
+              for name, (size, images, ways, held) in cells.items()}
+    assert len(errors) >= 9 and max(map(abs, errors.values())) <= 0.05, errors
 
 
 def test_without_tiles_the_model_would_be_wrong(monkeypatch):
     monkeypatch.setattr(costs, "tiled", lambda *shape: __import__("math").prod(shape))
-    size, images, ways, peak = unpressed("v2-8")["v2-8 (8, 1) 4096"]
-    assert costs.vit_step_peak(size, images, ways, 0.25, 25e6) < 0.8 * peak
+    size, images, ways, held = unpressed("v2-8")["v2-8 (8, 1) 4096"]
+    assert costs.vit_step_peak(size, images, ways, -0.25, 20e6) < 0.8 * held
 
 
 def test_tiles_round_rows_to_8_and_columns_to_128():

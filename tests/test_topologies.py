@@ -70,6 +70,15 @@ def test_the_record_has_the_work_and_the_traffic_of_the_formulas(name):
         assert moved[axis].bytes == pytest.approx(size, rel=0.005)
 
 
+def test_a_device_holds_its_arguments_at_least_and_what_is_asked_for_at_most():
+    for name, cell in RECORD.items():
+        assert (cell.held is None) == (not cell.fits), name
+        assert not cell.fits or cell.arguments < cell.held <= cell.peak, name
+    cell = RECORD["v5e-8 (8, 1) 128"]
+    assert cell.live > cell.peak == cell.held  # the chip's own memory was counted, too
+    assert dataclasses.replace(cell, live=cell.peak - 1).held == cell.peak - 1
+
+
 def test_the_ninth_experiment_does_not_fit_and_is_made_to_fit():
     ninth = RECORD["v2-8 none 4096"]
     assert not ninth.fits and ninth.peak > ninth.available == pytest.approx(7.48 * 2**30, rel=0.01)
