@@ -60,41 +60,37 @@ def readable(value):
 
 
 def draw_agreement(points, unit, alt, band=0.05):
-    """Predicted against found, on logarithmic axes: {series: [(predicted, found)]}.
+    """How far predictions are off, by the size of what was found: {series: [(predicted, found)]}.
 
-    The grey band is the line of equality, `band` to either side. Raises ValueError without points.
+    The grey band is that of errors up to `band` of what was found. ValueError without points.
     """
-    values = [value for pairs in points.values() for pair in pairs for value in pair]
-    if not values or min(values) <= 0:
+    pairs = [pair for row in points.values() for pair in row]
+    if not pairs or min(min(pair) for pair in pairs) <= 0:
         raise ValueError(f"expected points with positive values; found {points!r}")
     colours = {name: svg.SERIES[i % len(svg.SERIES)] for i, name in enumerate(points)}
-    low, high = math.log10(min(values) / 1.3), math.log10(max(values) * 1.3)
-    side, left = 300.0, 52.0
-    place = lambda value: side * (math.log10(value) - low) / (high - low)
-    body, top = svg.key(colours, left + side)
-    body.append(_band(left, top, side, band / math.log(10) / (high - low) * side))
-    body.append(svg.frame(left, top, side, side))
+    low, high = (math.log10(f(found for _, found in pairs)) + by
+                 for f, by in ((min, -0.1), (max, 0.1)))
+    most = max(1.4 * band, *(1.1 * abs(predicted / found - 1) for predicted, found in pairs))
+    width, height, left = 420.0, 170.0, 58.0
+    body, top = svg.key(colours, left + width)
+    x = lambda found: left + width * (math.log10(found) - low) / (high - low)
+    y = lambda error: top + height * (most - error) / (2 * most)
+    body.append(svg.rectangle(left, y(band), width, y(-band) - y(band), fill="#858585",
+                              fill_opacity=0.3))
+    body += [svg.frame(left, top, width, height), svg.line(left, y(0), left + width, y(0))]
+    body += [svg.text(left - 6, y(error) + 4, f"{error:+.0%}" if error else "0", 11, "end")
+             for error in (-band, 0, band)]
     for tick in _decades(low, high):
-        x, y = left + place(tick), top + side - place(tick)
-        body += [svg.line(x, top + side, x, top + side + 4), svg.line(left - 4, y, left, y),
-                 svg.text(x, top + side + 16, readable(tick), 11),
-                 svg.text(left - 7, y + 4, readable(tick), 11, "end")]
-    for name, pairs in points.items():
-        for predicted, found in pairs:
-            body.append(svg.element("circle", cx=left + place(predicted),
-                                    cy=top + side - place(found), r=4.0, fill=colours[name],
-                                    fill_opacity=0.8, data_series=name))
-    body.append(svg.text(left + side / 2, top + side + 33, f"predicted, {unit}", 12))
-    turned = f"rotate(-90 12 {svg.number(top + side / 2)})"
-    body.append(svg.text(12, top + side / 2, f"found, {unit}", 12, transform=turned))
-    return svg.picture("".join(body), left + side + 8, top + side + 40, alt, shown=460)
-
-
-def _band(left, top, side, half):
-    """The diagonal of a square, `half` wide to either side of it, inside the square."""
-    corners = [(0, 0), (half, 0), (side, side - half), (side, side), (side - half, side), (0, half)]
-    points = " ".join(f"{svg.number(left + x)},{svg.number(top + side - y)}" for x, y in corners)
-    return svg.element("polygon", points=points, fill="#858585", fill_opacity=0.35)
+        body += [svg.line(x(tick), top + height, x(tick), top + height + 4),
+                 svg.text(x(tick), top + height + 16, readable(tick), 11)]
+    for name, row in points.items():
+        body += [svg.element("circle", cx=x(found), cy=y(predicted / found - 1), r=4.5,
+                             fill=colours[name], fill_opacity=0.85, data_series=name)
+                 for predicted, found in row]
+    body.append(svg.text(left + width / 2, top + height + 33, f"found, {unit}", 12))
+    turned = f"rotate(-90 12 {svg.number(top + height / 2)})"
+    body.append(svg.text(12, top + height / 2, "error of prediction", 12, transform=turned))
+    return svg.picture("".join(body), left + width + 8, top + height + 40, alt, shown=600)
 
 
 def _decades(low, high):

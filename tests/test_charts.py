@@ -52,11 +52,16 @@ def test_words_stay_inside_and_do_not_cross_the_limit():
 
 
 def test_points_lie_where_their_values_are():
-    picture = charts.draw_agreement({"v2": [(1.0, 1.0), (10.0, 10.0), (10.0, 1.0)]}, "GB", "three")
-    points = [(float(each["cx"]), float(each["cy"])) for each in (
-        node.attrib for node in ElementTree.fromstring(picture.html).iter()) if "cx" in each]
-    (x1, y1), (x2, y2), (x3, y3) = points
-    assert x2 - x1 == pytest.approx(y1 - y2, abs=0.02) and (x3, y3) == (x2, y1)
+    pairs = [(1.0, 1.0), (10.4, 10.0), (96.0, 100.0)]
+    picture = charts.draw_agreement({"v2": pairs}, "GB", "three", band=0.04)
+    nodes = [node.attrib for node in ElementTree.fromstring(picture.html).iter()]
+    (x1, y1), (x2, y2), (x3, y3) = [(float(each["cx"]), float(each["cy"])) for each in nodes
+                                    if "cx" in each]
+    assert x2 - x1 == pytest.approx(x3 - x2, abs=0.02)  # factors of ten are equally wide
+    (band,) = [each for each in nodes if "fill-opacity" in each and "height" in each]
+    assert y2 == pytest.approx(float(band["y"]), abs=0.02)  # 4% too much: the band's upper edge
+    assert y3 == pytest.approx(float(band["y"]) + float(band["height"]), abs=0.02)
+    assert y1 == pytest.approx((y2 + y3) / 2, abs=0.02)
 
 
 def test_points_that_no_logarithm_takes_are_refused():
