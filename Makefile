@@ -10,7 +10,7 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 export UV_PYTHON_DOWNLOADS := never
 
 .PHONY: help environment start book test serve sync data bench aot test-aot tensorboard screenshots \
-	soak lock clean
+	soak stranger lock clean
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /make \1: /p' Makefile
 
@@ -57,11 +57,17 @@ soak: $(VENV)/installed-$(VERSION)  ## kill a training run 50 times, and compare
 
 LOCK = $(BIN)/uv pip compile -q --universal --python-version 3.11 --upgrade \
 	--generate-hashes --no-emit-index-url --custom-compile-command "make lock"
+NEEDED = jax|jaxlib|flax|optax|numpy|grain|scikit-learn|pillow|torchvision|pooch|tqdm|tiktoken|$\
+tokenizers|orbax-checkpoint|tensorboard|xprof|pandas|matplotlib|rich
 lock: $(VENV)/installed-$(VERSION)  ## resolve the requirements again
 	$(LOCK) requirements-dev.txt -o requirements.lock
 	$(LOCK) requirements-start.txt -c requirements.lock -o requirements-start.lock
 	$(LOCK) requirements-aot.txt -c requirements.lock -o requirements-aot.lock
 	echo uv | $(LOCK) - -o requirements-uv.lock
+	sed -nE 's/^(($(NEEDED))==.*[^ ]) \\$$/\1/p' requirements.lock > meshbook/pins.txt
+
+stranger: $(VENV)/installed-$(VERSION)  ## every notebook as in Colab, where the repository is not (Python 3.13)
+	@$(BIN)/python tests/stranger.py
 
 clean:  ## remove what was built, and the environments
 	rm -rf _build .venv* *.egg-info

@@ -8,8 +8,7 @@ import json
 from pathlib import Path
 
 from meshbook.figures import bars
-
-RESULTS = Path(__file__).resolve().parents[1] / "results"
+from meshbook.results import RESULTS
 
 
 class Sentence(str):

@@ -29,6 +29,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P, SingleDevi
 from meshbook.flops import work
 from meshbook.memory import FREE
 from meshbook.programs import read
+from meshbook.results import RESULTS
 from meshbook.traffic import Moved, Traffic, collectives
 
 TOPOLOGIES = {  # as readers know them: libtpu's name, options
@@ -40,7 +41,6 @@ TOPOLOGIES = {  # as readers know them: libtpu's name, options
     "v5p": ("v5p:2x2x2", {}),
     "v6e-8": ("v6e:2x4", {}),
 }
-RESULTS = Path(__file__).parents[1] / "results" / "tpu.json"
 UNITS = {"B": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
@@ -102,7 +102,7 @@ class Compilation:
         return cls(**fields | {"traffic": moved})
 
 
-def recorded(path=RESULTS):
+def recorded(path=RESULTS / "tpu.json"):
     """{name: Compilation} of the programs that `make aot` compiled, such as "v2-8 (4, 2) 128"."""
     cells = json.loads(Path(path).read_text())["cells"]
     return {name: Compilation.of_record(fields) for name, fields in cells.items()}

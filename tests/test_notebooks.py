@@ -6,7 +6,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from notebooks import Links, chapters, generate, sync
+from notebooks import Links, chapters, generate, sync, with_badges
 from plain import plain
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,6 +48,20 @@ def test_a_notebook_opens_with_its_badges(path):
     address = f"mesh-book/mesh-book/blob/main/notebooks/{path.name}"
     assert f"https://colab.research.google.com/github/{address}" in first
     assert f"src=https://github.com/{address}" in first
+
+
+@pytest.mark.parametrize("path", chapters(), ids=lambda path: path.stem)
+def test_a_chapter_shows_its_badges_under_its_title(path):
+    text = path.read_text("utf8")
+    assert text == with_badges(path, Links()), f"{path.name} has old badges: make sync"
+    assert text.count("[![Open in") == 2 and "_static/colab.svg" in text
+
+
+def test_every_notebook_installs_the_book_in_the_same_first_cell():
+    first = {"".join(read(path)["cells"][1]["source"]) for path in NOTEBOOKS}
+    (code,) = first
+    assert "https://github.com/mesh-book/mesh-book/archive/main.zip" in code
+    assert all(read(path)["cells"][1]["cell_type"] == "code" for path in NOTEBOOKS)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -1,31 +1,25 @@
 """Make the theme's pages whole: launch buttons that open, and no script twice."""
 
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
-NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
-
-
-def notebook_url(options, name):
-    """The address in Colab of the notebook generated from a chapter."""
-    repository = options["repository_url"].removeprefix("https://github.com/")
-    return (
-        f"{options['launch_buttons']['colab_url']}/github/{repository}"
-        f"/blob/{options['repository_branch']}/notebooks/{name}.ipynb"
-    )
+from notebooks import ROOT, Links
 
 
 def launch_notebook(app, pagename, templatename, context, doctree):
-    """Point the Colab button at notebooks/, where Colab can open the chapter.
+    """Let the launch buttons open a chapter's notebook, in Colab and in Kaggle.
 
-    The theme's own address is that of the Markdown, which Colab cannot open. A page
-    without a notebook, such as the status of the build, has no button.
+    The theme's own address is that of the Markdown, which Colab cannot open, and it does not know
+    Kaggle. A page without a notebook, such as the status of the build, has no button.
     """
     name = PurePosixPath(pagename).name
     buttons = context.get("header_buttons", [])
-    if (NOTEBOOKS / f"{name}.ipynb").exists():
-        for button in sum((group.get("buttons", []) for group in buttons), []):
-            if "colab" in button.get("url", ""):
-                button["url"] = notebook_url(app.config.html_theme_options, name)
+    if (ROOT / "notebooks" / f"{name}.ipynb").exists():
+        for group in buttons:
+            if group.get("label") == "launch-buttons":
+                group["buttons"] = [
+                    {"type": "link", "text": place, "tooltip": f"Launch on {place}", "url": address,
+                     "icon": f"_static/{place.lower()}-logo.svg"}
+                    for place, address in Links().runtimes(name).items()]
     else:
         context["header_buttons"] = [
             group for group in buttons if group.get("label") != "launch-buttons"

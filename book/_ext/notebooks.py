@@ -16,9 +16,11 @@ from plain import plain
 from pybtex.database import parse_file
 
 ROOT = Path(__file__).resolve().parents[2]
-CHAPTERS = ("start-here.md", "[0-9][0-9]-*.md", "tensorboard.md")
+CHAPTERS = ("start-here.md", "[0-9][0-9]-*.md", "tensorboard.md", "errata.md")
 HEADING = re.compile(r"^#+\s+(.*?)\s*$", re.MULTILINE)
 LABEL = re.compile(r"^\(([\w:-]+)\)=\s*\n+#+\s+(.*?)\s*$", re.MULTILINE)
+TITLE = re.compile(r"^# .*\n", re.MULTILINE)
+BADGES = re.compile(r"^\[!\[Open in Colab\].*\n\n?", re.MULTILINE)
 TERM = re.compile(r"^(.+)\n  \S", re.MULTILINE)
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
@@ -88,17 +90,29 @@ class Links:
         shown = f"{who} ({year})" if textual else f"{who}, {year}"
         return f"[{shown}]({address(entry.fields) or self.page('bibliography')})"
 
-    def badges(self, name):
-        """The line at the top of a notebook."""
+    def first_cell(self):
+        """The code that every notebook opens with; the site has no such cell."""
+        return (
+            "# Colab, Kaggle: install the book. Where it is installed this does nothing.\n"
+            "import importlib.util, sys\n"
+            "if importlib.util.find_spec(\"meshbook\") is None:\n"
+            f"    book = \"{self.repository}/archive/{self.branch}.zip\"\n"
+            "    !{sys.executable} -m pip install -q --no-deps {book}\n"
+            "    !{sys.executable} -m meshbook.elsewhere\n"
+            "    importlib.invalidate_caches()"
+        )
+
+    def runtimes(self, name):
+        """{Colab, Kaggle: the address that opens a chapter's notebook there}."""
         source = f"blob/{self.branch}/notebooks/{name}.ipynb"
         github = self.repository.removeprefix("https://github.com/")
-        return " ".join([
-            "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
-            f"({self.colab}/github/{github}/{source})",
-            "[![Open in Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)]"
-            f"(https://kaggle.com/kernels/welcome?src={self.repository}/{source})",
-            f"[Read on the site]({self.page(name)})",
-        ])
+        return {"Colab": f"{self.colab}/github/{github}/{source}",
+                "Kaggle": f"https://kaggle.com/kernels/welcome?src={self.repository}/{source}"}
+
+    def badges(self, name, images="_static"):
+        """The line under the title of a chapter, on the site and on GitHub."""
+        return " ".join(f"[![Open in {place}]({images}/{place.lower()}.svg)]({address})"
+                        for place, address in self.runtimes(name).items())
 
 
 def authors(entry):
@@ -128,12 +142,16 @@ def notebook(path, links):
     source = jupytext.read(path, fmt="md:myst")
     try:
         texts = [
-            cell.source if cell.cell_type == "code" else plain(cell.source, links)
+            cell.source if cell.cell_type == "code" else plain(BADGES.sub("", cell.source), links)
             for cell in source.cells
         ]
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from error
-    cells = [_cell(path.stem, 0, "markdown", links.badges(path.stem), {})] + [
+    cells = [
+        _cell(path.stem, 0, "markdown", f"{links.badges(path.stem, links.file('_static'))} "
+              f"[Read on the site]({links.page(path.stem)})", {}),
+        _cell(path.stem, -1, "code", links.first_cell(), {"tags": ["hide-cell"]}),
+    ] + [
         _cell(path.stem, number, cell.cell_type, text, cell.metadata)
         for number, (cell, text) in enumerate(zip(source.cells, texts, strict=True), 1)
     ]
@@ -170,8 +188,17 @@ def generate(root=ROOT):
     }
 
 
+def with_badges(path, links):
+    """The text of a chapter with its badges under its title."""
+    bare = BADGES.sub("", path.read_text("utf8"))
+    return TITLE.sub(lambda title: f"{title[0]}\n{links.badges(path.stem)}\n", bare, count=1)
+
+
 def sync(root=ROOT):
-    """Write every notebook, and remove those whose chapter is gone."""
+    """Write every chapter's badges and notebook, and remove notebooks whose chapter is gone."""
+    links = Links(root)
+    for path in chapters(root / "book"):
+        path.write_text(with_badges(path, links), "utf8")
     wanted = generate(root)
     for path in set((root / "notebooks").glob("*.ipynb")) - set(wanted):
         path.unlink()
