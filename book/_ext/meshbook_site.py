@@ -1,5 +1,6 @@
 """Make the theme's pages whole: launch buttons that open, and no script twice."""
 
+import sys
 from pathlib import PurePosixPath
 
 from notebooks import ROOT, Links
@@ -36,7 +37,8 @@ def drop_thebe(app, pagename, templatename, context, doctree):
 
 
 def setup(app):
-    """Register with Sphinx, after the theme."""
+    """Register with Sphinx, after the theme; the page about the API imports the package."""
+    sys.path.append(str(ROOT))
     app.connect("html-page-context", launch_notebook, priority=900)
     app.connect("html-page-context", drop_thebe, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
