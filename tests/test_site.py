@@ -1,5 +1,7 @@
 """The built site as a document: outputs, links, alternatives to pictures."""
 
+import gzip
+import json
 from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -12,6 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "_build" / "html"
 PAGES = sorted(SITE.glob("book/*.html"))
 CHAPTERS = [SITE / "book" / f"{path.stem}.html" for path in chapters()]
+
+KINDS = {"text/plain", "text/html", "text/markdown", "image/png", "image/svg+xml", "stdout"}
 
 pytestmark = pytest.mark.skipif(not PAGES, reason="no site in _build/html: make book")
 
@@ -47,6 +51,30 @@ def test_a_progress_bar_is_one_full_line(path):
     for output in soup(path).select(".cell_output"):
         bars = [line for line in output.get_text().splitlines() if "█" in line or "░" in line]
         assert bars in ([], ["█" * 60])
+
+
+def test_outputs_are_of_the_kinds_that_the_site_shows():
+    for path in (ROOT / "_build" / "jupyter_execute").rglob("*.ipynb"):
+        for cell in json.loads(path.read_text("utf8"))["cells"]:
+            for output in cell.get("outputs", []):
+                kinds = set(output.get("data", {})) | {output.get("name")} - {None}
+                assert kinds <= KINDS, f"{path.stem}: {kinds - KINDS}"
+
+
+@each(PAGES)
+def test_a_page_is_light(path):
+    def size(addresses, weigh):
+        files = {path.parent / unquote(urlsplit(each).path) for each in addresses
+                 if not urlsplit(each).scheme}
+        return sum(weigh(file.read_bytes()) for file in files)
+
+    page = soup(path)
+    pictures = size([tag["src"] for tag in page.find_all("img", src=True)], len)
+    assert path.stat().st_size + pictures <= 1.5e6
+    code = [tag["src"] for tag in page.find_all("script", src=True)] + [
+        tag["href"] for tag in page.find_all("link", href=True)
+        if "stylesheet" in tag.get("rel", []) or tag.get("as") in ("script", "style", "font")]
+    assert size(code, lambda content: len(gzip.compress(content))) <= 1e6
 
 
 @each(PAGES)

@@ -1,0 +1,67 @@
+"""What a page calls by a name of code exists: in its cells, in this repository, or in a library."""
+import builtins
+import importlib
+import keyword
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "book" / "_ext"))
+from run_chapter import cells  # noqa: E402
+
+PAGES = sorted((ROOT / "book").glob("*.md"))
+CODE = re.compile(r"^```(?:\{code-cell\}|\w).*?^```$", re.DOTALL | re.MULTILINE)
+ROLE = re.compile(r"\{[\w:]+\}`[^`]+`")
+SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+NAME = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(.*\))?(?:=.*)?")
+LIBRARIES = [importlib.import_module(name) for name in (
+    "jax", "jax.lax", "jax.numpy", "jax.image", "flax.nnx", "optax", "numpy")]
+
+
+def words(text):
+    return set(re.findall(r"\w+", text))
+
+
+def repository():
+    """Every word of the code, the Makefile and the project's file."""
+    paths = [ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / "helpers.py"]
+    paths += [*ROOT.glob("meshbook/*.py"), *ROOT.glob("benchmarks/*.py")]
+    return set().union(*(words(path.read_text("utf8")) for path in paths))
+
+
+def named(text):
+    """The names in backticks of a page's prose; notation such as `dA = G · Bᵀ` is none."""
+    prose = ROLE.sub("", CODE.sub("", text))
+    return {match[1] for match in map(NAME.fullmatch, SPAN.findall(prose)) if match}
+
+
+def in_a_library(name):
+    """Whether a dotted name can be looked up in one of the libraries."""
+    first, *rest = name.split(".")
+    for library in LIBRARIES:
+        found = library if first == library.__name__ else getattr(library, first, None)
+        for each in rest:
+            found = getattr(found, each, None)
+        if found is not None:
+            return True
+    return False
+
+
+def unknown(text, known):
+    """The names of a page's prose that are nowhere."""
+    known = known | words("\n".join(cells(text))) | set(dir(builtins)) | set(keyword.kwlist)
+    return {name for name in named(text)
+            if not set(name.split(".")) <= known and not in_a_library(name)}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_names_in_backticks_exist(path):
+    assert unknown(path.read_text("utf8"), repository()) == set()
+
+
+def test_a_name_that_is_nowhere_is_found():
+    page = "Use `train_step`, `jax.lax.psum`, `nowhere_at_all` and `make_mesh(shape)`; `a · b`."
+    assert unknown(page, repository()) == {"nowhere_at_all"}
