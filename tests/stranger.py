@@ -52,7 +52,7 @@ def environment(folder):
 
 
 def run(name, python, address, folder, devices):
-    """Seconds that a notebook took in an empty folder; RuntimeError with its end where it fails."""
+    """(seconds, first lines) of a notebook in an empty folder. RuntimeError where it fails."""
     there = (ROOT / "notebooks" / f"{name}.ipynb").read_text("utf8")
     repository = yaml.safe_load((ROOT / "_config.yml").read_text())["repository"]
     here = there.replace(f"{repository['url']}/archive", address)

@@ -56,12 +56,12 @@ def test_hint_and_answer_are_folded(section):
     assert re.search(r"\{cite\}`\w+`", section)
 
 
+def refuse(subject):
+    raise AssertionError("no")
+
+
 def test_a_verdict_that_is_wrong_stops_the_page(setup):
     with pytest.raises(AssertionError):
         setup["fails"](lambda subject: None, None)
     with pytest.raises(AssertionError, match="no"):
-        setup["holds"](lambda subject: pytest.fail("no") if False else _refuse(), None)
-
-
-def _refuse():
-    raise AssertionError("no")
+        setup["holds"](refuse, None)
