@@ -12,7 +12,7 @@ CALLS = ("fusion", "while", "conditional", "call")
 
 
 def opcodes(contents):
-    """{(program, instruction): (opcode, opcodes in what it calls)} of a file's programs."""
+    """{(program, instruction): (opcode, {instruction: opcode} in what it calls)} of a file."""
     found = {}
     for plane in _all(contents, 1):
         if _all(plane, 2) == [b"/host:metadata"]:
@@ -34,15 +34,16 @@ def _opcodes_of(module):
             (_all(each, 1)[0].decode(), _all(each, 2)[0].decode(), _numbers(_all(each, 38)))
             for each in _all(computation, 2)]
 
-    def inside(number):
-        names = set()
-        for _, opcode, called in computations.get(number, ()):
-            names |= {opcode}.union(*map(inside, called)) if called else {opcode}
-        return names
+    def inside(called):
+        found = {}
+        for number in called:
+            for instruction, opcode, further in computations.get(number, ()):
+                found |= {instruction: opcode, **inside(further)}
+        return found
 
     # What a reduction applies to each pair of numbers says nothing of what is reduced.
-    return {instruction: (opcode, frozenset().union(*map(inside, called))
-            if opcode in CALLS or opcode.startswith("async") else frozenset())
+    return {instruction: (opcode, inside(called)
+            if opcode in CALLS or opcode.startswith("async") else {})
             for body in computations.values() for instruction, opcode, called in body}
 
 

@@ -154,13 +154,14 @@ def leaves(profile):
 
 def _contains(profile, events, at):
     event = events[at]
-    opcode, _ = profile.opcodes.get((event.program, event.operation), (None, ()))
+    opcode, inside = profile.opcodes.get((event.program, event.operation), (None, {}))
     if opcode is not None and opcode not in CONTROL:
         return False
     for other in events[at + 1:]:
         if other.start >= event.end:
             return False
-        if other.end <= event.end and (opcode or other.line == event.line):
+        own = other.operation in inside if opcode else other.line == event.line
+        if own and other.end <= event.end:  # others may run on another thread at the same time
             return True
     return False
 
@@ -175,10 +176,11 @@ def kinds(profile, events):
 
 
 def _kind(profile, program, operation, kernel):
-    opcode, inside = profile.opcodes.get((program, operation), (None, ()))
+    opcode, inside = profile.opcodes.get((program, operation), (None, {}))
     if opcode is None or (opcode.startswith("async") and not inside):
         return _kind_by_name(operation, kernel)
-    names = {re.sub("-(start|update|done)$", "", name) for name in inside or {opcode}}
+    opcodes = inside.values() or {opcode}
+    names = {re.sub("-(start|update|done)$", "", name) for name in opcodes}
     if names & COLLECTIVE and not names & PRODUCTS:
         return "collective"
     return "copy" if names <= MOVES else "compute"

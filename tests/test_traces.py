@@ -372,8 +372,20 @@ def test_operations_are_known_by_the_program_in_the_file_not_by_their_names(tmp_
         assert {each.step for each in found.records} == {None} and found.step_times() == {}
 
 
+def test_a_call_holds_what_it_calls_and_not_what_another_thread_runs_meanwhile(tmp_path):
+    module = field(1, b"jit_f") + computation(1, ("p", "parameter"), ("sine.1", "sine")) + (
+        computation(9, ("call.1", "call", 1), ("call.2", "call", 1), ("dot.1", "dot")))
+    ran = lambda name, start, duration: (
+        name, start, duration, {"hlo_op": name, "hlo_module": "jit_f", "run_id": 1})
+    found = read_space(tmp_path, {"/host:CPU": {
+        "one": [ran("call.1", 0, 9), ran("sine.1", 1, 2), ran("call.2", 20, 9)],
+        "two": [ran("dot.1", 21, 2)]}}, [("jit_f(3)", field(1, module))])
+    assert [each.operation for each in found.records] == ["sine.1", "call.2", "dot.1"]
+
+
 def kind(opcode, inside=(), operation="x.1", kernel=""):
-    known = {("p", operation): (opcode, frozenset(inside))} if opcode else {}
+    known = {("p", operation): (opcode, {str(at): each for at, each in enumerate(inside)})
+             } if opcode else {}
     event = planes.Event(0, "p", operation, 0, 1, None, "", kernel)
     return planes.kinds(planes.Profile([event], {}, [], known), [event])[0]
 
