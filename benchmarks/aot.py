@@ -1,4 +1,4 @@
-"""Compile the training step of the sources' ViT for TPUs that are not here: results/tpu.json.
+"""Compile training steps of the sources' models for TPUs that are not here: results/tpu.json.
 
     make aot                              every cell
     python -m benchmarks.aot v2-8 v6e-8   the cells whose names have one of these words
@@ -13,6 +13,7 @@ import logging
 import multiprocessing
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # libtpu is here to compile, not to be a device
@@ -26,6 +27,8 @@ from tqdm import tqdm
 
 from benchmarks.__main__ import ROOT, machine, provenance
 from meshbook import topologies
+from meshbook.gpt import MiniGPT, MiniGPTConfig
+from meshbook.losses import language_loss
 from meshbook.sharding import Sharding, as_in_the_sources
 from meshbook.thrift import CheckpointedViT, in_microbatches
 from meshbook.training import abstract_state, as_it_is, loss_and_metrics, train_step
@@ -47,14 +50,14 @@ class Cell:
     checkpoint: bool = False
     parts: int = 1
     embed: int = 384
+    row: str = "tensor_parallel"
+    model: str = "ViT"
 
     @property
     def name(self):
         """Such as "v2-8 (4, 2) 1024": what is as usual is not said."""
-        special = {"layout": self.layout, "checkpoint": self.checkpoint,
-                   "parts": self.parts, "embed": self.embed}
-        usual = {each.name: each.default for each in dataclasses.fields(self)}
-        said = [f"{key}={value}" for key, value in special.items() if value != usual[key]]
+        said = [f"{each.name}={getattr(self, each.name)}" for each in dataclasses.fields(self)[3:]
+                if getattr(self, each.name) != each.default]
         return " ".join([self.tpu, str(self.shape or "none"), str(self.batch), *said])
 
 
@@ -72,6 +75,10 @@ def cells():
         yield Cell(tpu, (8, 1), 512)
         yield Cell(tpu, (2, 4), 1024)
     yield Cell("v4:2x4x4", (16, 2), 4096)
+    yield Cell("v5e-8", (4, 2), 1024, row="fully_sharded")
+    for shape, batch, row in (((8, 1), 64, "tensor_parallel"), ((4, 2), 256, "tensor_parallel"),
+                              ((4, 2), 64, "fully_sharded")):
+        yield Cell("v5e-8", shape, batch, row=row, model="MiniGPT")
 
 
 def program(cell):
@@ -79,16 +86,30 @@ def program(cell):
     ours = cell.layout == "book"
     kind = AxisType.Explicit if ours else AxisType.Auto
     mesh = topologies.tpu_mesh(cell.tpu, cell.shape, axis_types=kind)
-    table = as_in_the_sources() if not ours else Sharding.tensor_parallel() if mesh else Sharding()
-    config = ViTConfig(embed=cell.embed, hidden=4 * cell.embed)
-    model = CheckpointedViT if cell.checkpoint else ViT
-    loss = in_microbatches(loss_and_metrics, cell.parts) if cell.parts > 1 else loss_and_metrics
-    make = lambda: model(config, table, rngs=nnx.Rngs(0))
-    state = abstract_state(make, optax.adam(1e-3), mesh, as_it_is, loss)
+    row = getattr(Sharding, cell.row) if mesh else Sharding.none
+    build, optimizer, loss, shapes = (gpt if cell.model == "MiniGPT" else vit)(cell)
+    make = lambda: build(row() if ours else as_in_the_sources(), rngs=nnx.Rngs(0))
+    state = abstract_state(make, optimizer, mesh, as_it_is, loss)
     where = mesh and NamedSharding(mesh, P("batch"))
-    rows = lambda *shape, dtype: jax.ShapeDtypeStruct((cell.batch, *shape), dtype, sharding=where)
-    batch = {"inputs": rows(32, 32, 3, dtype=jnp.float32), "labels": rows(dtype=jnp.int32)}
+    batch = {name: jax.ShapeDtypeStruct((cell.batch, *shape), dtype, sharding=where)
+             for name, (shape, dtype) in shapes.items()}
     return train_step, state, batch, jax.eval_shape(lambda: jax.random.key(0))
+
+
+def vit(cell):
+    """(model but for its layout and keys, optimizer, loss, {array of a batch: a row's shape})."""
+    config = ViTConfig(embed=cell.embed, hidden=4 * cell.embed)
+    loss = in_microbatches(loss_and_metrics, cell.parts) if cell.parts > 1 else loss_and_metrics
+    return (partial(CheckpointedViT if cell.checkpoint else ViT, config), optax.adam(1e-3), loss,
+            {"inputs": ((32, 32, 3), jnp.float32), "labels": ((), jnp.int32)})
+
+
+def gpt(cell):
+    """The same for MiniGPT, its gradients clipped."""
+    config = MiniGPTConfig()
+    rows = (config.tokens,), jnp.int32
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
+    return partial(MiniGPT, config), optimizer, language_loss, {"inputs": rows, "labels": rows}
 
 
 def compiled(cell):

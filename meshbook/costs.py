@@ -9,18 +9,19 @@ import math
 import numpy as np
 
 
-def vit_parameters(config, ways=1):
+def vit_parameters(config, ways=1, rows=1):
     """How many parameters one of `ways` devices along "model" holds.
 
     Column- and row-split matrices are divided, and so are the biases of split
     units; embeddings, norms, the head and the biases after a sum are not.
+    rows: devices along "batch" that divide every D once more (fully sharded).
     """
-    X, D, F = config.patch**2 * 3, config.embed, config.hidden
-    split = 4 * D * D + 3 * D + 2 * D * F + F
-    whole = 2 * D + D + 2 * D + D
+    X, D, F, L = config.patch**2 * 3, config.embed, config.hidden, config.layers
     embed = X * D + D + D + config.tokens * D
-    head = 2 * D + D * config.classes + config.classes
-    return embed + config.layers * (split // ways + whole) + head
+    blocks = L * ((4 * D * D + 2 * D * F) // ways + 6 * D)
+    head = 2 * D + D * config.classes
+    without_D = L * (3 * D + F) // ways + config.classes
+    return (embed + blocks + head) // rows + without_D
 
 
 def vit_step_flops(config, images, ways=1):
@@ -64,14 +65,13 @@ def tiled(*shape):
     return math.prod(others) * -(-rows // 8) * 8 * -(-columns // 128) * 128
 
 
-def vit_step_memory(config, images, ways=1):
-    """Bytes that one device of a TPU holds in a training step with Adam, by what they are.
+def block_activations(config, ways=1):
+    """Bytes that wait in one block for the backward pass, of one row of T tokens.
 
-    images: those of this device; ways: devices along "model". Everything is float32 but the
-    inputs of the attention's products, which a TPU rounds to bfloat16 and keeps so. Of a block
-    wait for the backward pass: the hidden units before the activation; the scores; query, key,
-    value and what the heads give; the softmax's maxima and sums; what comes into the block and
-    what lies between its halves. What is split along "model" is divided, the stream is not.
+    Everything is float32 but the inputs of the attention's products, which a TPU rounds to bfloat16
+    and keeps so. There wait the hidden units before the activation; the scores; query, key, value
+    and what the heads give; the softmax's maxima and sums; what comes into the block and what lies
+    between its halves. What is split along "model" is divided, the stream is not.
     """
     T, D, F, H = config.tokens, config.embed, config.hidden // ways, config.heads // ways
     hidden = 4 * tiled(T, F)
@@ -79,30 +79,49 @@ def vit_step_memory(config, images, ways=1):
     heads = 2 * 4 * tiled(D // ways, T)
     sums = 4 * 2 * tiled(H, T)
     stream = 4 * 2 * tiled(T, D)
-    parameters = 4 * vit_parameters(config, ways)
+    return hidden + scores + heads + sums + stream
+
+
+def vit_step_memory(config, images, ways=1, rows=1):
+    """Bytes that one device of a TPU holds in a training step with Adam, by what they are.
+
+    images: those of this device; ways: devices along "model"; rows: those along "batch" that
+    divide the parameters too (fully sharded), which then are gathered for their products, in
+    bfloat16.
+    """
+    parameters = 4 * vit_parameters(config, ways, rows)
     return {
         "parameters": parameters,
         "moments": 2 * parameters,
         "gradients": parameters,
-        "images": 4 * images * config.image**2 * 3,
-        "activations": images * config.layers * (hidden + scores + heads + sums + stream),
+        "gathered": _gathered(vit_parameters, config, ways, rows, 2),
+        "inputs": 4 * images * config.image**2 * 3,
+        "activations": images * config.layers * block_activations(config, ways),
         "logits": 4 * tiled(images, config.classes),
     }
 
 
-def vit_step_peak(config, images, ways=1, working=0.0, scratch=0.0):
-    """The most bytes that one device holds at once in a training step, unpressed, without holes.
+def step_peak(held):
+    """The most bytes that one device holds at once: at the start of the backward pass all
+    activations and the logits wait; when it ends they are gone and all gradients are there.
 
-    At the start of the backward pass all activations wait; when it ends they are gone and all
-    gradients are there. working: what the backward pass of the last block holds besides, less
-    what it has used up by then, in activations of a block. scratch: bytes that do not grow with
-    the batch; less than 0 where a chip keeps more than that out of this memory, in its
-    own. Both belong to a compiler: `fit_peak` finds them.
+    held: of `vit_step_memory` or `gpt_step_memory`.
     """
-    parts = vit_step_memory(config, images, ways)
-    waiting = parts["activations"] * (1 + working / config.layers) + scratch
-    rest = ("parameters", "moments", "images", "logits")
-    return sum(parts[name] for name in rest) + max(waiting, parts["gradients"])
+    first = held["activations"] + held["logits"]
+    always = ("parameters", "moments", "gathered", "inputs")
+    return sum(held[name] for name in always) + max(first, held["gradients"])
+
+
+def vit_step_peak(config, images, ways=1, working=0.0, scratch=0.0):
+    """The same for a ViT, with what a compiler adds: unpressed, without holes.
+
+    working: what the backward pass of the last block holds besides, less what it has used up by
+    then, in activations of a block. scratch: bytes that do not grow with the batch; less than 0
+    where a chip keeps more than that out of this memory, in its own. `fit_peak` finds both.
+    """
+    held = vit_step_memory(config, images, ways)
+    waiting = held["activations"] * (1 + working / config.layers) + scratch
+    return step_peak(held | {"activations": waiting})
 
 
 def fit_peak(config, cells):
@@ -120,17 +139,18 @@ def fit_peak(config, cells):
     return float(working), float(scratch)
 
 
-def gpt_parameters(config, ways=1):
+def gpt_parameters(config, ways=1, rows=1):
     """How many parameters of a MiniGPT each of `ways` devices holds.
 
     Everything over the padded vocabulary is divided, like heads and hidden
     units; positions, norms and the biases after a sum are not.
+    rows: devices along "batch" that divide every D once more (fully sharded).
     """
-    D, F, V = config.embed, config.hidden, config.padded
-    split = 4 * D * D + 3 * D + 2 * D * F + F
-    whole = D + D + 4 * D
-    blocks = config.layers * (split // ways + whole)
-    return config.tokens * D + blocks + (V * D + D * V + V) // ways
+    D, F, V, L = config.embed, config.hidden, config.padded, config.layers
+    embed = config.tokens * D + 2 * V * D // ways
+    blocks = L * ((4 * D * D + 2 * D * F) // ways + 6 * D)
+    without_D = (L * (3 * D + F) + V) // ways
+    return (embed + blocks) // rows + without_D
 
 
 def gpt_step_flops(config, rows):
@@ -148,20 +168,68 @@ def gpt_step_flops(config, rows):
     return 3 * rows * (blocks + head), done / (blocks + head)
 
 
-def gpt_step_traffic(config, mesh, rows, clipped=True, number=4):
+def step_gathers(parameters, config, mesh, number=4):
+    """Bytes of the weights that one device gathers along "batch" in a fully sharded step.
+
+    Each weight that is split there is gathered once, and kept for the backward pass.
+    parameters: `vit_parameters` or `gpt_parameters`; number: bytes of one.
+    """
+    return _gathered(parameters, config, mesh.shape["model"], mesh.shape["batch"], number)
+
+
+def _gathered(parameters, config, ways, rows, number):
+    if rows == 1:
+        return 0
+    away = parameters(config, ways) - parameters(config, ways, rows)
+    return number * away * rows // (rows - 1)
+
+
+def gpt_step_memory(config, batch, ways=1, rows=1, chunk=512):
+    """The same for MiniGPT, whose loss makes the head's gradient chunk by chunk.
+
+    batch: rows of text on this device; chunk: tokens whose logits are there at once,
+    rounded to bfloat16 for their product with the hidden state.
+    """
+    parameters = 4 * gpt_parameters(config, ways, rows)
+    V, chunk = config.padded // ways, min(chunk, batch * config.tokens)
+    return {
+        "parameters": parameters,
+        "moments": 2 * parameters,
+        "gradients": parameters,
+        "gathered": _gathered(gpt_parameters, config, ways, rows, 2),
+        "inputs": 4 * 2 * tiled(batch, config.tokens),
+        "activations": batch * config.layers * block_activations(config, ways),
+        "logits": 2 * tiled(chunk, V) + 4 * tiled(config.embed, V),
+    }
+
+
+def step_memory_traffic(held):
+    """Bytes that a device moves to and from its memory in a step with Adam, at the least.
+
+    held: of `vit_step_memory` or `gpt_step_memory`. What waits for the backward pass is written
+    once and read once. The weights are read forward and backward; Adam reads weights, gradients
+    and both moments, and writes three of them back; the gradients had to be written first.
+    """
+    weights = held["gathered"] or held["parameters"]
+    return 2 * (held["activations"] + held["logits"] + weights) + 8 * held["parameters"]
+
+
+def gpt_step_traffic(config, mesh, rows, clipped=True, sharded=False, number=4):
     """Bytes that one device receives along each axis in a step of MiniGPT.
 
     Tensor-parallel. Along "model": the tokens' embeddings, four sums of
     activations a block, the hidden gradient, three numbers a token for the
     loss, and where gradients are clipped the squared norm of each split leaf.
-    Along "batch": the local gradients, loss, accuracy. rows: B, of T tokens
-    each; number: bytes of one.
+    Along "batch": the local gradients, loss, accuracy, and those norms where
+    the parameters are split there too. rows: B, of T tokens each; sharded: fully,
+    its weights' own bytes not counted (`step_gathers`); number: bytes of one.
     """
     tokens = rows // mesh.shape["batch"] * config.tokens
     activations = tokens * config.embed * (1 + 4 * config.layers + 1)
     norms = 6 * config.layers + 3
+    more = sharded * clipped * (10 * config.layers + 3)
     moved = {
         "model": number * (activations + 3 * tokens + clipped * norms),
-        "batch": number * (gpt_parameters(config, mesh.shape["model"]) + 2),
+        "batch": number * (gpt_parameters(config, mesh.shape["model"]) + 2 + more),
     }
     return {axis: size for axis, size in moved.items() if mesh.shape[axis] > 1}

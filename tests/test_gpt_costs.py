@@ -52,10 +52,12 @@ def test_four_proofs(row, shape, axis_types):
     mesh, ways = state.program.mesh, shape[1]
     proofs.assert_sharded((state.params, state.opt_state), state.program.specs, mesh)
     proofs.assert_divided(program, 8, *costs.gpt_step_flops(CONFIG, B), rtol=1e-9)
-    traffic = costs.gpt_step_traffic(CONFIG, mesh, B)
-    if row == "fully_sharded":  # weights gathered, and their squared norms summed here too
-        small = (L * (3 * CONFIG.embed + CONFIG.hidden) + CONFIG.padded) // ways
-        traffic["batch"] += 4 * (costs.gpt_parameters(CONFIG, ways) - small + 10 * L + 3)
+    sharded = row == "fully_sharded"
+    held = [leaf.addressable_shards[0].data.size for leaf in jax.tree.leaves(state.params)]
+    assert sum(held) == costs.gpt_parameters(CONFIG, ways, shape[0] if sharded else 1)
+    traffic = costs.gpt_step_traffic(CONFIG, mesh, B, sharded=sharded)
+    if sharded:
+        traffic["batch"] += costs.step_gathers(costs.gpt_parameters, CONFIG, mesh)
     proofs.assert_communicates(program, mesh, traffic)
     proofs.assert_same_training(run(state, program), run(*compiled()), BATCHES)
 

@@ -49,14 +49,14 @@ def test_splitting_divides_all_but_the_stream():
     one, two = (costs.vit_step_memory(SOURCE, 64, ways) for ways in (1, 2))
     stream = 64 * 6 * 2 * 4 * 72 * 384
     assert two["activations"] - stream == pytest.approx((one["activations"] - stream) / 2, rel=1e-2)
-    assert one["images"] == two["images"] and one["moments"] == 2 * one["gradients"]
+    assert one["inputs"] == two["inputs"] and one["moments"] == 2 * one["gradients"]
 
 
 def test_a_small_batch_needs_its_gradients_and_a_large_one_its_activations():
     small, large = (costs.vit_step_memory(SOURCE, images) for images in (1, 1024))
-    rest = lambda parts: sum(parts[name] for name in ("parameters", "moments", "images", "logits"))
+    rest = lambda parts: sum(parts[name] for name in ("parameters", "moments", "inputs"))
     assert costs.vit_step_peak(SOURCE, 1) == rest(small) + small["gradients"]
-    assert costs.vit_step_peak(SOURCE, 1024) == rest(large) + large["activations"]
+    assert costs.vit_step_peak(SOURCE, 1024) == rest(large) + large["activations"] + large["logits"]
 
 
 def test_the_fit_finds_the_constants_that_made_the_peaks():

@@ -6,6 +6,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from browsers import CHROMIUM
 
 SITE = Path(__file__).resolve().parents[1] / "_build" / "html"
@@ -149,4 +150,17 @@ def test_all_text_can_be_read(browser, address, page, theme):
     tab, _ = visit(browser, address, page, theme=theme)
     assert tab.evaluate("document.documentElement.dataset.theme") == theme
     assert tab.evaluate(FAINT, 4.5) == []
+    tab.context.close()
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+@each_theme
+@each_page
+def test_nothing_serious_keeps_a_page_from_those_who_do_not_see_it(
+        browser, address, page, theme, width):
+    tab, _ = visit(browser, address, page, width, theme)
+    found = [(each["id"], [node["html"][:160] for node in each["nodes"]])
+             for each in Axe().run(tab).response["violations"]
+             if each["impact"] in ("serious", "critical")]
+    assert found == []
     tab.context.close()

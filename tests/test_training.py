@@ -53,11 +53,13 @@ def test_four_proofs(row, shape):
     state, program = compiled(row, shape)
     mesh, useful = state.program.mesh, costs.vit_step_flops(CONFIG, B, shape[1])
     proofs.assert_sharded((state.params, state.opt_state), state.program.specs, mesh)
+    held = [leaf.addressable_shards[0].data.size for leaf in jax.tree.leaves(state.params)]
+    sharded = shape[0] if row == "fully_sharded" else 1
+    assert sum(held) == costs.vit_parameters(CONFIG, shape[1], sharded)
     proofs.assert_divided(program, 8, *useful, rtol=1e-9)
     traffic = costs.vit_step_traffic(CONFIG, mesh, B)
     if row == "fully_sharded":
-        small = CONFIG.layers * (3 * CONFIG.embed + CONFIG.hidden) // shape[1] + CONFIG.classes
-        traffic["batch"] += 4 * (costs.vit_parameters(CONFIG, shape[1]) - small)
+        traffic["batch"] += costs.step_gathers(costs.vit_parameters, CONFIG, mesh)
     proofs.assert_communicates(program, mesh, traffic)
     proofs.assert_same_training(run(state, program), run(*compiled()), BATCHES)
 

@@ -1,9 +1,15 @@
-"""Make the theme's pages whole: launch buttons that open, and no script twice."""
+"""Make the theme's pages whole: launch buttons that open, scripts where they are used."""
 
+import dataclasses
+import json
 import sys
 from pathlib import PurePosixPath
 
 from notebooks import ROOT, Links
+
+sys.path.append(str(ROOT))  # also for the page about the API, which imports the package
+
+from meshbook.devices import DEVICES  # noqa: E402
 
 
 def launch_notebook(app, pagename, templatename, context, doctree):
@@ -36,9 +42,25 @@ def drop_thebe(app, pagename, templatename, context, doctree):
     ]
 
 
+def mend_bibliography(app, pagename, templatename, context, doctree):
+    """Call an entry of a list a list item: the role that docutils gives it is out of use."""
+    body = context.get("body", "")
+    context["body"] = body.replace('role="doc-biblioentry"', 'role="listitem"')
+
+
+def add_calculator(app, pagename, templatename, context, doctree):
+    """Give the calculator's page its scripts, and the devices that the book knows."""
+    if PurePosixPath(pagename).name == "calculator":
+        devices = {name: dataclasses.asdict(each) for name, each in DEVICES.items()}
+        app.add_js_file(None, body=f"const meshbookDevices = {json.dumps(devices)};")
+        for script in ("calculator.js", "calculator-form.js"):
+            app.add_js_file(script, loading_method="defer")
+
+
 def setup(app):
-    """Register with Sphinx, after the theme; the page about the API imports the package."""
-    sys.path.append(str(ROOT))
+    """Register with Sphinx, after the theme."""
     app.connect("html-page-context", launch_notebook, priority=900)
     app.connect("html-page-context", drop_thebe, priority=900)
+    for change in (mend_bibliography, add_calculator):
+        app.connect("html-page-context", change)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

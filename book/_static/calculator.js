@@ -1,0 +1,132 @@
+// The calculator: meshbook.estimates in JavaScript, and a form around it.
+// tests/test_calculator.py holds every number to the Python's.
+"use strict";
+
+const meshbook = (() => {
+  const up = (number, step) => Math.ceil(number / step) * step;
+  const product = numbers => numbers.reduce((all, each) => all * each, 1);
+  const sum = numbers => numbers.reduce((all, each) => all + each, 0);
+
+  // On a TPU an array (..., rows, columns) takes tiles of 8 rows by 128 columns.
+  const tiled = (...shape) =>
+    product(shape.slice(0, -2)) * up(shape.at(-2), 8) * up(shape.at(-1), 128);
+
+  const blockActivations = ({tokens: T, embed: D, hidden, heads}, ways) => {
+    const [F, H] = [hidden / ways, heads / ways];
+    return 4 * tiled(T, F) + 4 * tiled(H, T, T) + 2 * 4 * tiled(D / ways, T)
+      + 4 * 2 * tiled(H, T) + 4 * 2 * tiled(T, D);
+  };
+
+  const vit = {
+    complete: sizes => ({...sizes, tokens: (sizes.image / sizes.patch) ** 2 + 1}),
+    parameters(c, ways, rows) {
+      const [X, D, F, L] = [3 * c.patch ** 2, c.embed, c.hidden, c.layers];
+      const embed = X * D + D + D + c.tokens * D;
+      const blocks = L * ((4 * D * D + 2 * D * F) / ways + 6 * D);
+      const withoutD = L * (3 * D + F) / ways + c.classes;
+      return Math.floor((embed + blocks + 2 * D + D * c.classes) / rows) + withoutD;
+    },
+    work(c, images, ways) {
+      const [X, T, D, F] = [3 * c.patch ** 2, c.tokens, c.embed, c.hidden];
+      const blocks = 3 * c.layers * (T * (8 * D * D + 4 * D * F) + 4 * T * T * D);
+      const whole = 2 * (T - 1) * 2 * X * D + 3 * 2 * D * c.classes;
+      return [images * (blocks + whole), (blocks + ways * whole) / (blocks + whole)];
+    },
+    traffic: (c, images, rows, ways) => ({
+      model: 4 * 4 * c.layers * images * c.tokens * c.embed,
+      batch: 4 * (vit.parameters(c, ways, 1) - c.embed + 2),
+    }),
+    inputs: (c, images) => 4 * images * c.image ** 2 * 3,
+    logits: (c, images) => 4 * tiled(images, c.classes),
+  };
+
+  const gpt = {
+    complete: sizes => ({...sizes, padded: up(sizes.vocabulary, 128)}),
+    parameters(c, ways, rows) {
+      const [D, F, V, L] = [c.embed, c.hidden, c.padded, c.layers];
+      const embed = c.tokens * D + 2 * V * D / ways;
+      const blocks = L * ((4 * D * D + 2 * D * F) / ways + 6 * D);
+      return Math.floor((embed + blocks) / rows) + (L * (3 * D + F) + V) / ways;
+    },
+    work(c, batch) {
+      const [T, D, F] = [c.tokens, c.embed, c.hidden];
+      const blocks = c.layers * (T * (8 * D * D + 4 * D * F) + 4 * T * T * D);
+      const head = 2 * T * D * c.vocabulary;
+      return [3 * batch * (blocks + head), (blocks + 2 * T * D * c.padded) / (blocks + head)];
+    },
+    traffic(c, batch, rows, ways, sharded) {
+      const [tokens, L] = [batch * c.tokens, c.layers];
+      return {
+        model: 4 * (tokens * c.embed * (1 + 4 * L + 1) + 3 * tokens + 6 * L + 3),
+        batch: 4 * (gpt.parameters(c, ways, 1) + 2 + (sharded ? 10 * L + 3 : 0)),
+      };
+    },
+    inputs: (c, batch) => 4 * 2 * tiled(batch, c.tokens),
+    logits: (c, batch, ways) => 2 * tiled(Math.min(512, batch * c.tokens), c.padded / ways)
+      + 4 * tiled(c.embed, c.padded / ways),
+  };
+
+  const MODELS = {ViT: vit, MiniGPT: gpt};
+
+  const check = (c, {batch, rows, across, row, ways, shards}) => {
+    const sizes = [
+      ["batch", batch, rows, "batch"], ["heads", c.heads, ways, "model"],
+      ["hidden", c.hidden, ways, "model"], ["embed", c.embed, shards, "batch"],
+      ["embed", c.embed, c.heads, null],
+    ];
+    if (c.padded) sizes.push(["padded vocabulary", c.padded, ways, "model"]);
+    if (c.image) sizes.push(["image", c.image, c.patch, null]);
+    for (const [name, size, parts, axis] of sizes)
+      if (size % parts)
+        throw new RangeError(axis
+          ? `${name}=${size} does not divide over mesh axis '${axis}' of size ${parts}`
+          : `${name}=${size} is not a multiple of ${name === "image" ? "patch" : "heads"}=${parts}`);
+  };
+
+  // choice: {model, sizes, row, rows, across, batch, device: {flops, memory, bandwidth, link}}
+  const estimate = choice => {
+    const {model, row, rows, across, batch, device} = choice;
+    const of = MODELS[model], c = of.complete(choice.sizes);
+    const ways = row === "data_parallel" ? 1 : across;
+    const shards = row === "fully_sharded" ? rows : 1;
+    check(c, {batch, rows, across, row, ways, shards});
+    const own = batch / rows;
+    const parameters = 4 * of.parameters(c, ways, shards);
+    const away = of.parameters(c, ways, 1) - of.parameters(c, ways, shards);
+    const weights = shards === 1 ? 0 : Math.floor(away * shards / (shards - 1));
+    const gathered = 2 * weights; // in bfloat16
+    const memory = {
+      parameters, moments: 2 * parameters, gradients: parameters, gathered,
+      inputs: of.inputs(c, own),
+      activations: own * c.layers * blockActivations(c, ways),
+      logits: of.logits(c, own, ways),
+    };
+    const peak = memory.parameters + memory.moments + gathered + memory.inputs
+      + Math.max(memory.activations + memory.logits, memory.gradients);
+    const [useful, once] = of.work(c, batch, ways);
+    const factor = once * across / ways;
+    const flops = useful * factor / (rows * across);
+    const moved = of.traffic(c, own, rows, ways, shards > 1);
+    const traffic = [];
+    if (ways > 1) traffic.push(["all-reduce", "model", moved.model]);
+    if (rows > 1) traffic.push(["all-reduce", "batch", moved.batch]);
+    if (shards > 1) traffic.push(["all-gather", "batch", 4 * weights]);
+    // A compiler can gather in bfloat16, and reduce the gradients in pieces.
+    const least = shards === 1 ? traffic : [
+      ...traffic.filter(([, axis]) => axis === "model"),
+      ["all-gather", "batch", gathered], ["reduce-scatter", "batch", 2 * gathered / rows]];
+    const size = {model: ways, batch: rows};
+    const share = {"all-reduce": k => 2 * (k - 1) / k, "all-gather": k => (k - 1) / k,
+                   "reduce-scatter": k => k - 1};
+    const received = sum(least.map(([kind, axis, bytes]) => share[kind](size[axis]) * bytes));
+    const through = 2 * (memory.activations + memory.logits + (gathered || parameters))
+      + 8 * parameters;
+    return {
+      memory, peak, useful, factor, flops, traffic,
+      floors: {compute: flops / device.flops, memory: through / device.bandwidth,
+               interconnect: received / device.link},
+    };
+  };
+
+  return {estimate};
+})();
