@@ -6,11 +6,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 START := .venv-start
 AOT := .venv-aot
+TRUST := .venv-trust
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 export UV_PYTHON_DOWNLOADS := never
 
 .PHONY: help environment start book test serve sync data bench aot test-aot tensorboard screenshots \
-	soak stranger lock clean
+	soak stranger trust links lock clean
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /make \1: /p' Makefile
 
@@ -63,11 +64,20 @@ lock: $(VENV)/installed-$(VERSION)  ## resolve the requirements again
 	$(LOCK) requirements-dev.txt -o requirements.lock
 	$(LOCK) requirements-start.txt -c requirements.lock -o requirements-start.lock
 	$(LOCK) requirements-aot.txt -c requirements.lock -o requirements-aot.lock
+	$(LOCK) requirements-trust.txt -o requirements-trust.lock
 	echo uv | $(LOCK) - -o requirements-uv.lock
 	sed -nE 's/^(($(NEEDED))==.*[^ ]) \\$$/\1/p' requirements.lock > meshbook/pins.txt
 
 stranger: $(VENV)/installed-$(VERSION)  ## every notebook as in Colab, where the repository is not (Python 3.13)
 	@$(BIN)/python tests/stranger.py
+
+trust: $(TRUST)/installed-$(VERSION)  ## faults in the workflows, vulnerabilities in the locks (asks the internet)
+	@$(TRUST)/bin/zizmor --offline --persona=auditor .github/workflows
+	-@for lock in requirements*.lock; do \
+		$(TRUST)/bin/pip-audit --require-hashes --disable-pip -r $$lock; done
+
+links: $(TRUST)/installed-$(VERSION)  ## follow every link of the built site (asks the internet)
+	@$(TRUST)/bin/linkchecker --check-extern --no-status _build/html/index.html
 
 clean:  ## remove what was built, and the environments
 	rm -rf _build .venv* *.egg-info
@@ -84,6 +94,10 @@ $(START)/installed-$(VERSION): requirements-start.lock
 
 $(AOT)/installed-$(VERSION): requirements-aot.lock
 	@$(call install,$(AOT),requirements-aot.lock)
+	@touch $@
+
+$(TRUST)/installed-$(VERSION): requirements-trust.lock
+	@$(call install,$(TRUST),requirements-trust.lock)
 	@touch $@
 
 # Nothing is installed whose hash is not in a lock, uv itself included.

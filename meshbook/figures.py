@@ -15,8 +15,9 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from meshbook import svg
-from meshbook.diagrams import draw_flow, draw_product, draw_values, draw_weights
-from meshbook.drawings import assert_tiles, draw_mesh, draw_sharding
+from meshbook.diagrams import draw_flow, draw_product, draw_values, draw_weights, moved
+from meshbook.drawings import (
+    assert_tiles, describe, draw_mesh, draw_sharding, draw_tile, tiles_of)
 from meshbook.stages import draw_stages
 from meshbook.svg import Picture, device_colour, side_by_side
 from meshbook.textdrawings import draw_attention, draw_rows, draw_tokens
@@ -24,9 +25,9 @@ from meshbook.tracedrawings import draw_buffers, draw_gantt, draw_shares
 
 __all__ = [  # what a chapter uses, wherever it is defined
     *("Picture", "assert_tiles", "bars", "curves", "device_colour", "display", "draw_attention"),
-    *("draw_buffers", "draw_flow", "draw_gantt", "draw_mesh", "draw_product", "draw_rows"),
-    *("draw_sharding", "draw_shares", "draw_stages", "draw_tokens", "draw_values", "draw_weights"),
-    *("histogram", "image_grid", "side_by_side"),
+    *("draw_batch", "draw_buffers", "draw_flow", "draw_gantt", "draw_mesh", "draw_product"),
+    *("draw_rows", "draw_sharding", "draw_shares", "draw_stages", "draw_tokens", "draw_values"),
+    *("draw_weights", "histogram", "image_grid", "side_by_side"),
 ]
 
 STYLE = {
@@ -180,6 +181,24 @@ def image_grid(images, titles=None, *, alt, columns=8):
     rows = -(-len(images) // columns)
     width = min(columns, len(images)) * (side + gap) - gap
     return svg.picture("".join(body), width, rows * (side + gap + head) - gap, alt)
+
+
+def draw_batch(array, name):
+    """Draw a batch of uint8 images (B, height, width, 3) as the devices hold it: their shards."""
+    tiles, images = tiles_of(array), {}
+    for shard in array.addressable_shards:
+        images[shard.device.id] = np.asarray(shard.data)
+    body, side, wide, y = [svg.text(0, 11, name, 12, "start", font_weight="600")], 30.0, 0.0, 20.0
+    for tile, devices in tiles.items():
+        chips = 26.0 * len(devices)
+        body.append(moved(draw_tile(0, 0, chips, side, tile, devices), 0, y))
+        for at, image in enumerate(images[devices[0]]):
+            place = {"x": chips + 8 + (side + 4) * at, "y": y, "width": side, "height": side}
+            style = "image-rendering:pixelated"
+            body.append(svg.element("image", style=style, href=png(image), **place))
+            wide = max(wide, place["x"] + side)
+        y += side + 8
+    return svg.picture("".join(body), wide, y - 6, describe(array, name), shown=1.5 * wide)
 
 
 def as_uint8(image):

@@ -72,6 +72,16 @@ def test_the_address_of_the_repository_is_the_same_everywhere():
     assert CONFIG["html"]["baseurl"] in (ROOT / "README.md").read_text()
 
 
+def test_the_version_is_the_same_everywhere():
+    version = PROJECT["version"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == version
+    assert f"## {version} ({citation['date-released']})" in (ROOT / "CHANGELOG.md").read_text()
+    about = (ROOT / "book" / "about.md").read_text()
+    assert f"version = {{{version}}}" in about and citation["url"] in about
+    assert f"year    = {{{citation['date-released'].year}}}" in about
+
+
 def test_every_chapter_is_in_the_table_of_contents():
     toc = (ROOT / "_toc.yml").read_text()
     missing = [path.stem for path in ROOT.glob("book/*.md") if f"book/{path.stem}\n" not in toc]

@@ -1,8 +1,9 @@
-"""What a page calls by a name of code exists: in its cells, in this repository, or in a library."""
+"""Prose: what it calls by a name of code exists, and its words are spelled as in a dictionary."""
 import builtins
 import importlib
 import keyword
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -65,3 +66,24 @@ def test_names_in_backticks_exist(path):
 def test_a_name_that_is_nowhere_is_found():
     page = "Use `train_step`, `jax.lax.psum`, `nowhere_at_all` and `make_mesh(shape)`; `a · b`."
     assert unknown(page, repository()) == {"nowhere_at_all"}
+
+
+def test_the_text_leads_to_every_word_of_the_glossary():
+    glossary = (ROOT / "book" / "glossary.md").read_text("utf8")
+    terms = {word.lower() for word in re.findall(r"^(\S.*)\n  \S", glossary, re.MULTILINE)}
+    linked = {(named or shown).lower() for path in PAGES if path.stem != "glossary"
+              for shown, named in re.findall(r"\{term\}`([^`<]+?)(?: <(.+?)>)?`",
+                                             path.read_text("utf8"))}
+    assert len(terms) > 40 and terms == linked
+
+
+def spelled(*paths):
+    command = [sys.executable, "-m", "codespell_lib", *paths]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_words_are_spelled_as_in_a_dictionary(tmp_path):
+    done = spelled(*ROOT.glob("*.md"), *PAGES, "meshbook", "helpers.py", "benchmarks")
+    assert done.stdout == "" and done.returncode == 0, done.stdout
+    (tmp_path / "page.md").write_text("Recieve the gradients.")  # codespell:ignore
+    assert "==> Receive" in spelled(tmp_path / "page.md").stdout

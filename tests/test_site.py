@@ -77,6 +77,25 @@ def test_a_page_is_light(path):
     assert size(code, lambda content: len(gzip.compress(content))) <= 1e6
 
 
+def test_the_search_knows_every_section():
+    index = (SITE / "searchindex.js").read_text("utf8")
+    known = json.JSONDecoder().raw_decode(index[index.index("{"):])[0]
+    titles = {(known["docnames"][page], anchor) for places in known["alltitles"].values()
+              for page, anchor in places}
+    for path in PAGES:
+        for heading in soup(path).select("article h2, article h3"):
+            section = heading.find_parent("section")
+            assert (f"book/{path.stem}", section["id"]) in titles, heading.get_text()
+
+
+@each(PAGES)
+def test_a_link_to_a_page_shows_a_card(path):
+    said = {tag["property"]: tag["content"] for tag in soup(path).find_all("meta", property=True)}
+    assert said["og:url"].endswith(f"/book/{path.name}") and said["og:title"]
+    assert said["og:image"] == "https://mesh-book.github.io/mesh-book/_static/card.png"
+    assert (SITE / "_static" / "card.png").exists() and said["og:image:alt"]
+
+
 @each(PAGES)
 def test_every_picture_has_a_text_alternative(path):
     for image in soup(path).find_all("img"):

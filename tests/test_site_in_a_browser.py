@@ -136,6 +136,24 @@ def test_the_site_reads_from_the_disk(browser):
     tab.context.close()
 
 
+def test_the_search_leads_to_a_section_by_keyboard(browser):
+    tab, complaints = visit(browser, "file://", str(SITE / PAGES[0]))
+    tab.keyboard.press("Control+k")
+    tab.keyboard.type("ninth experiment")
+    tab.keyboard.press("Enter")
+    found = tab.locator("#search-results li a").first
+    found.wait_for()
+    assert "06-nine-experiments" in found.get_attribute("href") and complaints == []
+    tab.context.close()
+
+
+def test_the_first_tab_stop_skips_to_the_text(browser, address):
+    tab, _ = visit(browser, address, PAGES[0])
+    tab.keyboard.press("Tab")
+    assert tab.evaluate("document.activeElement.getAttribute('href')") == "#main-content"
+    tab.context.close()
+
+
 @each_page
 def test_nothing_scrolls_sideways_on_a_phone(browser, address, page):
     tab, _ = visit(browser, address, page, width=390)

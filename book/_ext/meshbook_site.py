@@ -57,8 +57,14 @@ def add_calculator(app, pagename, templatename, context, doctree):
             app.add_js_file(script, loading_method="defer")
 
 
+def name_site(app, config):
+    """Tell what describes a page to other sites where the site is; it is written once."""
+    config.ogp_site_url = config.html_baseurl
+
+
 def setup(app):
     """Register with Sphinx, after the theme."""
+    app.connect("config-inited", name_site, priority=100)
     app.connect("html-page-context", launch_notebook, priority=900)
     app.connect("html-page-context", drop_thebe, priority=900)
     for change in (mend_bibliography, add_calculator):
