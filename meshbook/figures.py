@@ -195,7 +195,7 @@ def draw_batch(array, name):
         for at, image in enumerate(images[devices[0]]):
             place = {"x": chips + 8 + (side + 4) * at, "y": y, "width": side, "height": side}
             style = "image-rendering:pixelated"
-            body.append(svg.element("image", style=style, href=png(image), **place))
+            body.append(svg.element("image", style=style, href=png(as_uint8(image)), **place))
             wide = max(wide, place["x"] + side)
         y += side + 8
     return svg.picture("".join(body), wide, y - 6, describe(array, name), shown=1.5 * wide)

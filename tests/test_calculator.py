@@ -120,7 +120,7 @@ def test_the_other_model_has_its_own_sizes(tab):
     assert tab.get_by_label("Vocabulary").count() == 0
     tab.get_by_label("Model").first.select_option("MiniGPT")
     assert tab.get_by_label("Vocabulary").input_value() == "50257"
-    expected = estimate(MiniGPTConfig(), "tensor_parallel", {"batch": 4, "model": 2}, 1024,
+    expected = estimate(MiniGPTConfig(), "tensor_parallel", {"batch": 4, "model": 2}, 8192,
                         DEVICES["TPU v5e"])
     assert f"{expected.memory['logits']:,}" in tab.locator(".calculator-output").inner_text()
 
@@ -129,7 +129,7 @@ def test_the_other_model_has_its_own_sizes(tab):
 @pytest.mark.parametrize("label, value, words", [
     ("Batch, all devices", "", "Batch, all devices is a whole number from 1; found nothing"),
     ("Batch, all devices", "-3", "Batch, all devices is a whole number from 1; found -3"),
-    ("Mesh: batch", "3", "batch=1024 does not divide over mesh axis 'batch' of size 3"),
+    ("Mesh: batch", "3", "batch=8192 does not divide over mesh axis 'batch' of size 3"),
     ("Mesh: model", "3", "heads=8 does not divide over mesh axis 'model' of size 3")])
 def test_what_cannot_be_is_said_in_the_form(tab, label, value, words):
     tab.goto(PAGE.as_uri())

@@ -54,6 +54,7 @@ def one_of_each():
     yield figures.draw_gantt(run)
     yield figures.draw_shares(run)
     yield figures.draw_buffers(live_bytes(jax.jit(jax.numpy.sin).lower(np.ones(9)).compile()))
+    yield figures.draw_batch(put((8, 4, 4, 3), "batch"), "a batch <b>")
     yield figures.draw_mesh(MESH)
     yield figures.draw_mesh(CUBE)
     yield draw_sharding(put((8, 16), "batch", "model"), "w_DF")
@@ -171,6 +172,20 @@ def test_tiles_lie_where_their_index_says_and_do_not_overlap(array):
         for ((row, column), one), ((down, right), other) in itertools.permutations(at, 2):
             assert down.stop > row.start or other[3] <= one[1]
             assert right.stop > column.start or other[2] <= one[0]
+
+
+def test_a_batch_is_drawn_as_its_devices_hold_it():
+    images_BHWC = np.random.default_rng(0).integers(0, 256, (8, 4, 4, 3), np.uint8)
+    batch = jax.device_put(images_BHWC, NamedSharding(MESH, P(("batch", "model"))))
+    for array in (batch, jax.device_put(images_BHWC, NamedSharding(MESH, P("batch")))):
+        drawing = figures.draw_batch(array, "images")
+        figures.assert_tiles(drawing, array)
+        parts = re.split('data-device="(?=[0-9])', drawing.html)
+        at = [figures.png(image) for image in images_BHWC]
+        found = [at.index(href) for href in re.findall(r'href="([^"]+)"', drawing.html)]
+        assert found == list(range(8)) and len(parts) == 9
+    second = at[held(batch)[1][0].start]
+    assert re.split('data-device="', figures.draw_batch(batch, "images").html)[2].count(second) == 1
 
 
 def test_a_wrong_tile_is_found_and_named():

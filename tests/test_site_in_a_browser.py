@@ -1,23 +1,8 @@
 """The built site as a reader sees it: offline, on a phone, in the dark."""
 
-import threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from visits import PAGES, SITE, address, alone, each_page, each_theme, needed, visit  # noqa: F401
 
-import pytest
-from axe_playwright_python.sync_playwright import Axe
-from browsers import CHROMIUM
-
-SITE = Path(__file__).resolve().parents[1] / "_build" / "html"
-PAGES = sorted(path.relative_to(SITE).as_posix() for path in SITE.glob("book/*.html"))
-
-pytestmark = [
-    pytest.mark.skipif(not PAGES, reason="no site in _build/html: make book"),
-    pytest.mark.skipif(not CHROMIUM, reason="no chromium on the PATH"),
-]
-each_page = pytest.mark.parametrize("page", PAGES)
-each_theme = pytest.mark.parametrize("theme", ["light", "dark"])
+pytestmark = needed
 
 # Text whose colour is too near to what lies under it: [contrast, text].
 FAINT = """limit => {
@@ -68,50 +53,6 @@ FAINT = """limit => {
 }"""
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *args):
-        """Say nothing of each request."""
-
-
-@pytest.fixture(scope="module")
-def address():
-    """The site, served on the loopback interface."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=SITE))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-    server.server_close()
-
-
-def visit(browser, address, page, width=1440, theme="light"):
-    """Show a page, its formulas set. Returns the tab and its complaints."""
-    tab, complaints = alone(browser, address, width, theme)
-    tab.goto(address + page, wait_until="load")
-    if tab.query_selector(".math"):
-        tab.wait_for_selector("mjx-container", state="attached")
-    tab.wait_for_load_state("networkidle")
-    return tab, complaints
-
-
-def alone(browser, address, width=1440, theme="light"):
-    """A tab with no network but the site, and the list of what goes wrong in it."""
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
-    complaints = []
-
-    def only_the_site(route):
-        if route.request.url.startswith(address):
-            return route.continue_()
-        complaints.append(f"loads {route.request.url}")
-        return route.abort()
-
-    context.route("http*://**", only_the_site)
-    tab = context.new_page()
-    tab.on("console", lambda message: message.type == "error" and complaints.append(message.text))
-    tab.on("pageerror", lambda error: complaints.append(str(error)))
-    tab.on("requestfailed", lambda request: complaints.append(f"failed {request.url}"))
-    return tab, complaints
-
-
 @each_page
 def test_no_complaint_on_the_console(browser, address, page):
     tab, complaints = visit(browser, address, page)
@@ -136,24 +77,6 @@ def test_the_site_reads_from_the_disk(browser):
     tab.context.close()
 
 
-def test_the_search_leads_to_a_section_by_keyboard(browser):
-    tab, complaints = visit(browser, "file://", str(SITE / PAGES[0]))
-    tab.keyboard.press("Control+k")
-    tab.keyboard.type("ninth experiment")
-    tab.keyboard.press("Enter")
-    found = tab.locator("#search-results li a").first
-    found.wait_for()
-    assert "06-nine-experiments" in found.get_attribute("href") and complaints == []
-    tab.context.close()
-
-
-def test_the_first_tab_stop_skips_to_the_text(browser, address):
-    tab, _ = visit(browser, address, PAGES[0])
-    tab.keyboard.press("Tab")
-    assert tab.evaluate("document.activeElement.getAttribute('href')") == "#main-content"
-    tab.context.close()
-
-
 @each_page
 def test_nothing_scrolls_sideways_on_a_phone(browser, address, page):
     tab, _ = visit(browser, address, page, width=390)
@@ -168,17 +91,4 @@ def test_all_text_can_be_read(browser, address, page, theme):
     tab, _ = visit(browser, address, page, theme=theme)
     assert tab.evaluate("document.documentElement.dataset.theme") == theme
     assert tab.evaluate(FAINT, 4.5) == []
-    tab.context.close()
-
-
-@pytest.mark.parametrize("width", [390, 1440])
-@each_theme
-@each_page
-def test_nothing_serious_keeps_a_page_from_those_who_do_not_see_it(
-        browser, address, page, theme, width):
-    tab, _ = visit(browser, address, page, width, theme)
-    found = [(each["id"], [node["html"][:160] for node in each["nodes"]])
-             for each in Axe().run(tab).response["violations"]
-             if each["impact"] in ("serious", "critical")]
-    assert found == []
     tab.context.close()

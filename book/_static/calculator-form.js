@@ -21,7 +21,7 @@
     rows: "Mesh: batch", across: "Mesh: model", row: "Sharding", device: "Device", model: "Model",
   };
   const START = {model: "ViT", device: "TPU v5e", row: "tensor_parallel", rows: 4, across: 2,
-                 batch: 1024};
+                 batch: 8192};
 
   const element = (tag, properties = {}, ...children) => {
     const made = document.createElement(tag);
@@ -108,8 +108,8 @@
       table("Memory of a device", ["what", "bytes"], memory),
       table("Work of a step", ["what", "FLOPs"], [
         ["useful, of all devices", flopsOf(found.useful)],
-        [`done ${digits(found.factor)} times, by one of ${devices} devices`,
-         flopsOf(found.flops)]]),
+        [`of one of ${devices} devices`, flopsOf(found.flops)],
+        ["how often a FLOP is done", `${digits(found.factor)} ×`]]),
       traffic.length ? table("Collectives of a step", ["what", "bytes a device"], traffic)
         : element("p", {}, "No collectives: nothing is shared."),
       table("Floors of a step", ["limited by", "at least", ""], floors),
