@@ -6,6 +6,7 @@ book. Prints one line a notebook. PYTHON chooses the interpreter, as for make.
 """
 import functools
 import http.server
+import itertools
 import os
 import subprocess
 import sys
@@ -72,7 +73,7 @@ def run(name, python, address, folder, devices):
 
 
 def main(names):
-    """Run these notebooks, or all; then the preface on one device and on four."""
+    """Run these notebooks, or all, with what devices there are, with one and with four."""
     names = names or sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
     with tempfile.TemporaryDirectory() as work:
         work = Path(work)
@@ -80,7 +81,7 @@ def main(names):
         subprocess.run(["git", "-C", ROOT, "archive", "--format=zip", "--prefix=book/",
                         "-o", work / "site" / "main.zip", "HEAD"], check=True)
         address, python = serve(work / "site"), environment(work / "environment")
-        for name, devices in [(name, None) for name in names] + [(names[0], 1), (names[0], 4)]:
+        for devices, name in itertools.product((None, 1, 4), names):
             seconds, said = run(name, python, address, work / f"{name}-{devices}", devices)
             print(f"{name:28} {devices or 'all'} devices {seconds:6.1f} s", flush=True)
             print("".join(f"    {line}\n" for line in said.splitlines()), end="", flush=True)

@@ -77,6 +77,17 @@ def test_the_site_reads_from_the_disk(browser):
     tab.context.close()
 
 
+def test_a_page_is_printed_in_the_light_and_shown_again_in_the_dark(browser, address):
+    tab, _ = visit(browser, address, PAGES[0], theme="dark")
+    themes = []
+    for media in ("screen", "print", "screen"):
+        tab.emulate_media(media=media)
+        tab.wait_for_timeout(100)
+        themes.append(tab.evaluate("document.documentElement.dataset.theme"))
+    assert themes == ["dark", "light", "dark"]
+    tab.context.close()
+
+
 @each_page
 def test_nothing_scrolls_sideways_on_a_phone(browser, address, page):
     tab, _ = visit(browser, address, page, width=390)
