@@ -207,11 +207,12 @@ def step_memory_traffic(held):
     """Bytes that a device moves to and from its memory in a step with Adam, at the least.
 
     held: of `vit_step_memory` or `gpt_step_memory`. What waits for the backward pass is written
-    once and read once. The weights are read forward and backward; Adam reads weights, gradients
-    and both moments, and writes three of them back; the gradients had to be written first.
+    once and read once; logits need not be, a compiler may fuse them into the loss. The weights are
+    read forward and backward; Adam reads weights, gradients and both moments, and writes three of
+    them back; the gradients had to be written first.
     """
     weights = held["gathered"] or held["parameters"]
-    return 2 * (held["activations"] + held["logits"] + weights) + 8 * held["parameters"]
+    return 2 * (held["activations"] + weights) + 8 * held["parameters"]
 
 
 def gpt_step_traffic(config, mesh, rows, clipped=True, sharded=False, number=4):

@@ -71,3 +71,13 @@ def test_fully_sharded_holds_less_of_the_model_and_sends_more():
 def test_what_cannot_be_is_refused(row, mesh, batch, words):
     with pytest.raises(ValueError, match=words):
         estimate(SMALL, row, dict(zip(("batch", "model"), mesh)), batch, V5E)
+
+
+@pytest.mark.parametrize("config", [ViTConfig(), MiniGPTConfig()], ids=["ViT", "MiniGPT"])
+def test_the_floor_of_memory_counts_nothing_twice(config):
+    """By hand: Adam's seven passes and one write of gradients, two reads of weights."""
+    found = estimate(config, "tensor_parallel", {"batch": 4, "model": 2}, 64, V5E)
+    bytes_moved = found.floors["memory"] * V5E.bandwidth
+    held = found.memory
+    assert bytes_moved == pytest.approx(
+        (7 + 1 + 2) * held["parameters"] + 2 * held["activations"])

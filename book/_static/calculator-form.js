@@ -26,7 +26,7 @@
   const element = (tag, properties = {}, ...children) => {
     const made = document.createElement(tag);
     for (const [name, value] of Object.entries(properties))
-      name in made && name !== "list" ? made[name] = value : made.setAttribute(name, value);
+      name in made ? made[name] = value : made.setAttribute(name, value);
     made.append(...children);
     return made;
   };
@@ -113,8 +113,8 @@
       traffic.length ? table("Collectives of a step", ["what", "bytes a device"], traffic)
         : element("p", {}, "No collectives: nothing is shared."),
       table("Floors of a step", ["limited by", "at least", ""], floors),
-      element("p", {}, `No program takes less than ${timeOf(slowest)} a step here, because of `
-        + `its ${longest === "memory" ? "traffic to memory" : longest}. Real ones take longer.`),
+      element("p", {}, `No program that keeps its activations takes less than ${timeOf(slowest)} a step `
+        + `here, because of its ${longest === "memory" ? "traffic to memory" : longest}. Real ones take longer.`),
     ];
   };
 

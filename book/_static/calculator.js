@@ -119,8 +119,7 @@ const meshbook = (() => {
     const share = {"all-reduce": k => 2 * (k - 1) / k, "all-gather": k => (k - 1) / k,
                    "reduce-scatter": k => k - 1};
     const received = sum(least.map(([kind, axis, bytes]) => share[kind](size[axis]) * bytes));
-    const through = 2 * (memory.activations + memory.logits + (gathered || parameters))
-      + 8 * parameters;
+    const through = 2 * (memory.activations + (gathered || parameters)) + 8 * parameters;
     return {
       memory, peak, useful, factor, flops, traffic,
       floors: {compute: flops / device.flops, memory: through / device.bandwidth,
