@@ -113,8 +113,9 @@
       traffic.length ? table("Collectives of a step", ["what", "bytes a device"], traffic)
         : element("p", {}, "No collectives: nothing is shared."),
       table("Floors of a step", ["limited by", "at least", ""], floors),
-      element("p", {}, `No program that keeps its activations takes less than ${timeOf(slowest)} a step `
-        + `here, because of its ${longest === "memory" ? "traffic to memory" : longest}. Real ones take longer.`),
+      element("p", {}, `No program that keeps its activations in memory takes less than `
+        + `${timeOf(slowest)} a step here, because of its `
+        + `${longest === "memory" ? "traffic to memory" : longest}. Real ones take longer.`),
     ];
   };
 
