@@ -18,7 +18,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from benchmarks.accelerator_cells import Cell, cells
+from benchmarks.accelerator_cells import cells
 from benchmarks.accelerator_jax import ONE_PASS, fresh, kernel, state_timer
 from benchmarks.accelerator_worker import answer
 from benchmarks.odds_kernel import kernel_odds

@@ -1,15 +1,18 @@
-"""What a chapter's cells define under a name of meshbook is the same code as there."""
+"""A chapter's cells: their code is complete, and under a name of meshbook the same as there."""
 import ast
 import sys
 from pathlib import Path
 
 import pytest
+from pyflakes.checker import Checker
+from pyflakes.messages import UndefinedName, UnusedImport
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "book" / "_ext"))
 from run_chapter import cells  # noqa: E402
 
 CHAPTERS = sorted((ROOT / "book").glob("*-*.md"))
+PAGES = [path for path in sorted((ROOT / "book").glob("*.md")) if cells(path.read_text("utf8"))]
 
 
 class Bare(ast.NodeTransformer):
@@ -63,6 +66,22 @@ def test_a_definition_shown_in_a_chapter_is_the_one_that_is_used(path):
         modules = known.get(name, {})
         assert not modules or tree in modules.values(), (
             f"{path.name} defines {name} otherwise than meshbook.{'/'.join(modules)}")
+
+
+def loose_ends(code):
+    """[(line, name)] of what is used and not defined, or imported and not used."""
+    return [(each.lineno, each.message_args[0]) for each in Checker(ast.parse(code)).messages
+            if isinstance(each, (UndefinedName, UnusedImport))]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_page_has_every_name_that_its_cells_use_and_no_import_that_they_do_not(path):
+    assert loose_ends("\n".join(cells(path.read_text("utf8")))) == []
+
+
+def test_a_loose_end_is_seen():
+    found = loose_ends("import os\n\ndef f(x):\n    return partial(x)")
+    assert sorted(found) == [(1, "os"), (4, "partial")]
 
 
 def test_the_lessons_stand_in_the_chapters():
