@@ -8,6 +8,7 @@ Source: the printer of openxla/xla, `xla/hlo/ir/hlo_instruction.cc`.
 """
 
 import dataclasses
+import functools
 import math
 import re
 
@@ -87,6 +88,11 @@ def read(text):
         text = text.as_text()
     if not isinstance(text, str):
         raise TypeError(f"expected a compiled program or its HLO text, found {type(text).__name__}")
+    return _parsed(text)
+
+
+@functools.lru_cache(maxsize=1)  # several questions in a row are put to one program
+def _parsed(text):
     computations, entry, header, body = {}, None, None, []
     for line in text.splitlines():
         if header is None:
