@@ -39,7 +39,7 @@ def draw_gantt(trace, steps=2):
         body.append(svg.rectangle(0, y + 4, 10, 10, fill=svg.device_colour(device), rx=2))
         body.append(svg.text(15, y + 13, f"device {device}", 11, "start"))
         body.append(svg.text(left + WIDE + 50, y + 13, f"{own:.0%}", 11, "end"))
-        body += _lane(columns, left, y + 2)
+        body += _lane(columns, 1 / scale, left, y + 2)
         held = {kind: sum(column[kind] for column in columns) / (end - begin) for kind in KINDS}
         parts = ", ".join(f"{kind} {share:.0%}" for kind, share in held.items())
         said.append(f"device {device}: {parts}")
@@ -61,10 +61,9 @@ def _columns(records, device, begin, scale):
     return columns
 
 
-def _lane(columns, x, y):
-    """One path for each kind: the pixels of a lane in which it took more time than the others."""
+def _lane(columns, pixel, x, y):
+    """One path for each kind: the pixels, of so many ms, in which it took most of the time."""
     most = [max(column, key=column.get) for column in columns]
-    pixel = max(sum(column.values()) for column in columns)
     most = [kind if sum(column.values()) > pixel / 2 else "" for kind, column in zip(most, columns)]
     paths = dict.fromkeys(KINDS, "")
     at = 0

@@ -63,6 +63,13 @@ def test_a_pixel_has_the_colour_of_what_took_most_of_it_and_a_gap_stays_blank():
     assert len(draw_gantt(Trace(crowded), 1).html) < 20_000  # however many operations ran
 
 
+def test_two_operations_at_a_time_hide_nothing_of_the_rest_of_their_lane():
+    lane = [Record(0, "a", "compute", 0.0, 7.0, 0), Record(0, "b", "collective", 8.0, 92.0, 0)]
+    beside = Record(0, "c", "copy", 1.0, 2.0, 0)
+    alone, both = (runs(draw_gantt(Trace(each), 1)) for each in (lane, [*lane, beside]))
+    assert both == alone and set(alone) == {"compute", "collective"}
+
+
 @pytest.mark.parametrize("length", [0.003, 0.7, 1, 4.2, 19, 350, 98_765])
 def test_the_axis_has_a_few_round_numbers(length):
     ticks = tracedrawings._ticks(length)
