@@ -122,8 +122,15 @@ def _lives(program, computation, kept=()):
     for place, instruction in enumerate(computation.instructions.values()):
         if inside := _inside(program, instruction):
             shape = programs.Shape("u8", (inside,))
-            buffers.append(Buffer(instruction.name, "temporary", shape, place, place, "its body"))
+            source = f"{_source(instruction) or instruction.name}, inside"
+            buffers.append(Buffer(instruction.name, "temporary", shape, place, place, source))
     return buffers, values
+
+
+def _source(instruction):
+    """Where an instruction comes from in the Python program: "" where it does not say."""
+    found = re.search(r'op_name="([^"]*)"', instruction.attributes.get("metadata", ""))
+    return found[1] if found else ""
 
 
 def _last_reads(computation, values):
@@ -176,13 +183,12 @@ def _buffers(program, computation, dying):
     buffers, values = [], {}
     for place, instruction in enumerate(computation.instructions.values()):
         role = "argument" if instruction.opcode == "parameter" else "temporary"
-        source = re.search(r'op_name="([^"]*)"', instruction.attributes.get("metadata", ""))
 
         def new(shape):
             if isinstance(shape, tuple):
                 return tuple(map(new, shape))
-            buffers.append(Buffer(instruction.name, role, shape, place, place,
-                                  source[1] if source else ""))
+            buffers.append(
+                Buffer(instruction.name, role, shape, place, place, _source(instruction)))
             return len(buffers) - 1
 
         given = [values.get(name) for name in instruction.operands]
