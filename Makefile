@@ -10,8 +10,8 @@ TRUST := .venv-trust
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: help environment start book test serve sync data bench aot test-aot tensorboard screenshots \
-	soak stranger trust links lock clean
+.PHONY: help environment start book test serve sync data bench aot aot-all test-aot tensorboard \
+	screenshots soak stranger trust links lock clean
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /make \1: /p' Makefile
 
@@ -41,8 +41,11 @@ data: $(VENV)/installed-$(VERSION)  ## download CIFAR-10 and TinyStories into ME
 bench: $(VENV)/installed-$(VERSION)  ## every benchmark, into results/
 	@$(BIN)/python -m benchmarks
 
-aot: $(AOT)/installed-$(VERSION)  ## compile for TPUs that are not here (Linux x86-64), into results/
+aot: $(AOT)/installed-$(VERSION)  ## compile the nine experiments for TPUs that are not here, into results/
 	@$(AOT)/bin/python -m benchmarks.aot
+
+aot-all: $(AOT)/installed-$(VERSION)  ## and all other programs that the book has compiled for TPUs
+	@$(AOT)/bin/python -m benchmarks.aot all
 
 test-aot: $(AOT)/installed-$(VERSION)  ## the tests that need the TPU's compiler
 	$(AOT)/bin/python -m pytest -o addopts=-ra -n 2 tests/test_topologies.py

@@ -1,6 +1,7 @@
 """Compile training steps of the sources' models for TPUs that are not here: results/tpu.json.
 
-    make aot                              every cell
+    make aot                              the nine experiments
+    make aot-all                          these and all others that the book reads of
     python -m benchmarks.aot v2-8 v6e-8   the cells whose names have one of these words
 
 Two processes compile at a time. What was compiled before, with the same versions, is taken from
@@ -61,12 +62,17 @@ class Cell:
         return " ".join([self.tpu, str(self.shape or "none"), str(self.batch), *said])
 
 
-def cells():
-    """All that is recorded."""
+def experiments():
+    """The nine on three TPUs; without a mesh also where memory is ampler (v3) and ample (v5p)."""
     for tpu in ("v2-8", "v5e-8", "v6e-8"):
         yield from (Cell(tpu, shape, batch) for shape in SHAPES for batch in BATCHES)
-    for tpu in ("v3-8", "v5p"):  # where memory is ampler, and where it is ample
+    for tpu in ("v3-8", "v5p"):
         yield from (Cell(tpu, None, batch) for batch in BATCHES)
+
+
+def cells():
+    """All that is recorded."""
+    yield from experiments()
     yield from (Cell("v2-8", (4, 2), batch, layout="sources") for batch in BATCHES)
     for checkpoint, parts in ((True, 1), (False, 8), (True, 2)):
         yield Cell("v2-8", None, 4096, checkpoint=checkpoint, parts=parts)
@@ -118,14 +124,23 @@ def compiled(cell):
     return cell.name, topologies.compile_for(cell.tpu, *program(cell), cache=CACHE).record()
 
 
+def chosen_by(words):
+    """Cells with one of the words in their names; all for "all"; the experiments for no words."""
+    if not words:
+        return list(experiments())
+    return [cell for cell in cells()
+            if words == ["all"] or any(word in cell.name for word in words)]
+
+
 def main(words):
-    """Compile the cells with these words in their names, or all, and record them."""
-    chosen = [cell for cell in cells() if not words or any(word in cell.name for word in words)]
+    """Compile what the words choose, and record it beside what was recorded before."""
+    chosen = chosen_by(words)
     if not chosen:
         sys.exit(f"no cell has {' or '.join(words)} in its name; there are\n  "
                  + "\n  ".join(cell.name for cell in cells()))
     found = json.loads(RESULTS.read_text())["cells"] if RESULTS.exists() else {}
-    source = {"machine": machine(), **provenance("make aot", PACKAGES)}
+    command = " ".join(["python -m benchmarks.aot", *words])
+    source = {"machine": machine(), **provenance(command, PACKAGES)}
     spawn = multiprocessing.get_context("spawn")
     with spawn.Pool(2, maxtasksperchild=2) as pool:  # the compiler keeps what it once took
         done = pool.imap_unordered(compiled, chosen)

@@ -49,6 +49,28 @@ PLAIN = [name for name in RECORD if not (
     {"layout", "checkpoint", "row", "model"} & set(cell(name)[3]))]
 
 
+def test_the_record_is_whole_and_of_one_compiler():
+    from benchmarks import aot
+
+    assert list(RECORD) == [cell.name for cell in aot.cells()] == [
+        cell.name for cell in aot.chosen_by(["all"])]
+    assert len({tuple(found.versions.items()) for found in RECORD.values()}) == 1
+
+
+def test_without_words_the_experiments_are_compiled_with_words_what_they_name():
+    from benchmarks import aot
+
+    nine = {(shape, batch) for shape in aot.SHAPES for batch in (128, 1024, 4096)}
+    asked = {tpu: nine for tpu in ("v2-8", "v5e-8", "v6e-8")}
+    asked |= {tpu: {each for each in nine if each[0] is None} for tpu in ("v3-8", "v5p")}
+    chosen = aot.chosen_by([])
+    assert len(chosen) == 33 == len({(cell.tpu, cell.shape, cell.batch) for cell in chosen})
+    for tpu, experiments in asked.items():
+        assert {(cell.shape, cell.batch) for cell in chosen if cell.tpu == tpu} == experiments
+    assert {cell.tpu for cell in aot.chosen_by(["v5p", "v4"])} == {"v5p", "v4:2x4x4"}
+    assert not aot.chosen_by(["v7"])
+
+
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_record_has_the_work_and_the_traffic_of_the_formulas(name):
     config, shape, batch, _ = cell(name)
