@@ -148,6 +148,8 @@ def main(words):
             found |= [pair]
             ordered = {cell.name: found[cell.name] for cell in cells() if cell.name in found}
             topologies.write_json(RESULTS, {"provenance": source, "cells": ordered})
+        pool.close()  # or its end is a signal, at which libtpu prints where it was
+        pool.join()
     print(f"recorded in {Path(RESULTS).relative_to(ROOT)}")
 
 
