@@ -17,8 +17,6 @@ import sys
 from functools import partial
 from pathlib import Path
 
-os.environ["JAX_PLATFORMS"] = "cpu"  # libtpu is here to compile, not to be a device
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -132,22 +130,37 @@ def chosen_by(words):
             if words == ["all"] or any(word in cell.name for word in words)]
 
 
+def merged(before, done, source):
+    """The record with these cells in it, {name: fields}, and where each of its cells comes from.
+
+    before: the record as it was, or None. While a run has not compiled all cells that the record
+    has, the provenance stays that of the others, and the run stands under "later" with its cells.
+    """
+    found = (before["cells"] if before else {}) | done
+    ordered = {cell.name: found[cell.name] for cell in cells() if cell.name in found}
+    if done.keys() >= ordered.keys():
+        return {"provenance": source, "cells": ordered}
+    runs = [run | {"cells": [name for name in run["cells"] if name not in done]}
+            for run in before.get("later", [])]
+    later = [run for run in runs if run["cells"]] + [source | {"cells": list(done)}]
+    return {"provenance": before["provenance"], "later": later, "cells": ordered}
+
+
 def main(words):
     """Compile what the words choose, and record it beside what was recorded before."""
     chosen = chosen_by(words)
     if not chosen:
         sys.exit(f"no cell has {' or '.join(words)} in its name; there are\n  "
                  + "\n  ".join(cell.name for cell in cells()))
-    found = json.loads(RESULTS.read_text())["cells"] if RESULTS.exists() else {}
+    before = json.loads(RESULTS.read_text()) if RESULTS.exists() else None
     command = " ".join(["python -m benchmarks.aot", *words])
     source = {"machine": machine(), **provenance(command, PACKAGES)}
-    spawn = multiprocessing.get_context("spawn")
+    os.environ["JAX_PLATFORMS"] = "cpu"  # in the processes libtpu compiles, and is no device
+    spawn, done = multiprocessing.get_context("spawn"), {}
     with spawn.Pool(2, maxtasksperchild=2) as pool:  # the compiler keeps what it once took
-        done = pool.imap_unordered(compiled, chosen)
-        for pair in tqdm(done, total=len(chosen), unit="program"):
-            found |= [pair]
-            ordered = {cell.name: found[cell.name] for cell in cells() if cell.name in found}
-            topologies.write_json(RESULTS, {"provenance": source, "cells": ordered})
+        for pair in tqdm(pool.imap_unordered(compiled, chosen), total=len(chosen), unit="program"):
+            done |= [pair]
+            topologies.write_json(RESULTS, merged(before, done, source))
         pool.close()  # or its end is a signal, at which libtpu prints where it was
         pool.join()
     print(f"recorded in {Path(RESULTS).relative_to(ROOT)}")

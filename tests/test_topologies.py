@@ -60,7 +60,7 @@ def test_the_record_is_whole_and_of_one_compiler():
 def test_without_words_the_experiments_are_compiled_with_words_what_they_name():
     from benchmarks import aot
 
-    nine = {(shape, batch) for shape in aot.SHAPES for batch in (128, 1024, 4096)}
+    nine = {(shape, batch) for shape in ((4, 2), (8, 1), None) for batch in (128, 1024, 4096)}
     asked = {tpu: nine for tpu in ("v2-8", "v5e-8", "v6e-8")}
     asked |= {tpu: {each for each in nine if each[0] is None} for tpu in ("v3-8", "v5p")}
     chosen = aot.chosen_by([])
@@ -69,6 +69,23 @@ def test_without_words_the_experiments_are_compiled_with_words_what_they_name():
         assert {(cell.shape, cell.batch) for cell in chosen if cell.tpu == tpu} == experiments
     assert {cell.tpu for cell in aot.chosen_by(["v5p", "v4"])} == {"v5p", "v4:2x4x4"}
     assert not aot.chosen_by(["v7"])
+
+
+def test_a_run_of_some_cells_says_which_and_leaves_the_others_their_provenance():
+    from benchmarks import aot
+
+    names = [cell.name for cell in aot.cells()]
+    old, new, last = ({"commit": each} for each in ("old", "new", "last"))
+    whole = aot.merged(None, dict.fromkeys(reversed(names), 1), old)
+    assert whole == {"provenance": old, "cells": dict.fromkeys(names, 1)}
+    assert list(whole["cells"]) == names
+    some = aot.merged(whole, dict.fromkeys(names[:2], 2), new)
+    assert some["provenance"] == old and some["later"] == [new | {"cells": names[:2]}]
+    assert list(some["cells"].values()) == [2, 2] + [1] * len(names[2:])
+    again = aot.merged(some, {names[1]: 3}, last)
+    assert again["later"] == [new | {"cells": names[:1]}, last | {"cells": names[1:2]}]
+    assert aot.merged(again, dict.fromkeys(names, 4), last) == {
+        "provenance": last, "cells": dict.fromkeys(names, 4)}
 
 
 @pytest.mark.parametrize("name", PLAIN)
