@@ -11,7 +11,7 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 export UV_PYTHON_DOWNLOADS := never
 
 .PHONY: help environment start book test serve sync data bench aot aot-all test-aot tensorboard \
-	screenshots soak stranger trust links lock clean
+	screenshots soak mutants stranger trust links lock clean
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /make \1: /p' Makefile
 
@@ -58,6 +58,9 @@ screenshots: $(VENV)/installed-$(VERSION)  ## take the book's pictures of Tensor
 
 soak: $(VENV)/installed-$(VERSION)  ## kill a training run 50 times, and compare every loss
 	@$(BIN)/python tests/soak.py 50
+
+mutants: $(VENV)/installed-$(VERSION)  ## plant faults in the package, and see which page catches each
+	@$(BIN)/python -m benchmarks.mutants
 
 LOCK = $(BIN)/uv pip compile -q --universal --python-version 3.11 --upgrade \
 	--generate-hashes --no-emit-index-url --custom-compile-command "make lock"

@@ -87,14 +87,15 @@ def profiles():
     return home / "_build" / "profiles"
 
 
-def refused(function, *args, **kwargs):
-    """Return what this call says when it refuses: the message of its error, wrapped.
+def refused(function, *args, by=Exception, **kwargs):
+    """Return what this call says when it refuses: the type and message of its error, wrapped.
 
-    Raises AssertionError where the call goes through.
+    by: the type of error that is expected; another one is raised as it is. Raises AssertionError
+    where the call goes through.
     """
     try:
         function(*args, **kwargs)
-    except Exception as error:
+    except by as error:
         lines = f"{type(error).__name__}: {error}".splitlines()
         return "\n".join(textwrap.fill(line, 76) for line in lines)
     raise AssertionError(f"{function.__name__} was expected to refuse this, and did not")

@@ -28,7 +28,8 @@ from meshbook.onepass import plain_odds
 from meshbook.proofs import ProofFailed, Run, assert_same_training
 from meshbook.sharding import Sharding
 from meshbook.traces import read_trace, trace
-from meshbook.training import as_it_is, create_state, gradients, loss_and_metrics, train_step
+from meshbook.optimizers import found_in
+from meshbook.training import as_it_is, create_state, loss_and_metrics, train_step
 from meshbook.vit import ViT
 
 STEPS, RTOL = 3, 1e-5
@@ -42,13 +43,15 @@ def problem(model, tiny):
 
 def run(kind, cell, device, loss=loss_and_metrics):
     """This model's training on this device, without dropout, as one side of a proof."""
-    config, key = replace(cell.config, dropout=0.0), jax.random.key(0)
+    config = replace(cell.config, dropout=0.0)
     make = lambda: kind(config, Sharding.none(), rngs=nnx.Rngs(0))
     put = lambda tree: jax.device_put(tree, device)
     with jax.default_device(jax.devices("cpu")[0]):  # the same numbers for both sides
-        state = create_state(make, optax.sgd(0.05), None, as_it_is, loss)
-    return Run(lambda state, batch: train_step(state, put(batch), put(key)), put(state),
-               lambda state, batch: gradients(state, put(batch), put(key)),
+        state = create_state(make, optax.sgd(0.05, momentum=0.0), None, as_it_is, loss)
+    key = put(jax.random.key(0))
+    step = lambda state, batch: train_step(state, put(batch), key)
+    return Run(step, put(state),
+               lambda state, batch: found_in(step(state, batch)[0].opt_state, "trace"),
                lambda state: state.params)
 
 

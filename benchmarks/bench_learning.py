@@ -16,7 +16,8 @@ from flax import nnx
 from helpers import start
 from meshbook import images
 from meshbook.sharding import Sharding, make_mesh
-from meshbook.training import create_state, evaluate, fit, recipe
+from meshbook.optimizers import recipe
+from meshbook.training import create_state, evaluate, fit
 from meshbook.vit import ViT, ViTConfig
 
 LAPTOP = ViTConfig(patch=8, embed=64, hidden=128, heads=4, layers=2)

@@ -22,7 +22,8 @@ from meshbook import stories, tokens
 from meshbook.losses import language_loss
 from meshbook.gpt import MiniGPT, MiniGPTConfig
 from meshbook.sharding import Sharding, make_mesh
-from meshbook.training import create_state, evaluate, fit, language_recipe
+from meshbook.optimizers import language_recipe
+from meshbook.training import create_state, evaluate, fit
 
 CONFIG = MiniGPTConfig()
 T, SOURCE_B, B, HELD, PEAK = CONFIG.tokens, 256, 16, 128, 2e-3

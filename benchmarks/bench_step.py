@@ -19,6 +19,7 @@ from helpers import start
 from meshbook.costs import vit_step_traffic
 from meshbook.proofs import collectives
 from meshbook.sharding import Sharding, make_mesh, place
+from meshbook.traffic import Traffic
 from meshbook.training import create_state, train_step
 from meshbook.vit import ViT, ViTConfig
 
@@ -123,7 +124,7 @@ def traffic(shape):
     ]
     for axis in mesh.axis_names:
         rows.append({"name": f"{name}: along {axis}", "value": moved.along(axis).bytes,
-                     "unit": "B a device", "floor": predicted.get(axis, 0),
+                     "unit": "B a device", "floor": Traffic(predicted).along(axis).bytes,
                      "note": "floor: the formula"})
     return rows
 

@@ -1,5 +1,6 @@
 """What a checkpoint knows of a run, and says in JSON: leaves, data position, key."""
 import base64
+import hashlib
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +23,38 @@ def describe(tree):
     """{path: {shape, dtype, spec}} of every leaf, as JSON has it."""
     spec = lambda x: [list(axis) if isinstance(axis, tuple) else axis
                       for axis in getattr(x.sharding, "spec", ())]
-    return {leaf_name(path): {"shape": list(x.shape), "dtype": str(x.dtype), "spec": spec(x)}
-            for path, x in jax.tree.leaves_with_path(tree)}
+    return {name: {"shape": list(x.shape), "dtype": str(x.dtype), "spec": spec(x)}
+            for name, x in by_name(tree).items()}
+
+
+def by_name(tree):
+    """{path: leaf} of nested dicts."""
+    return {leaf_name(path): x for path, x in jax.tree.leaves_with_path(tree)}
+
+
+def host_copy(tree):
+    """The arrays as NumPy arrays that share no memory with the devices; replicas are read once.
+
+    The next step is given the devices' memory, while these are still being written.
+    """
+    shards = jax.tree.map(
+        lambda x: [each for each in x.addressable_shards if each.replica_id == 0], tree)
+    for each in jax.tree.leaves(shards):
+        each.data.copy_to_host_async()
+
+    def assemble(x, shards):
+        whole = np.empty(x.shape, x.dtype)
+        for each in shards:
+            whole[each.index] = each.data
+        return whole
+
+    return jax.tree.map(assemble, tree, shards)
+
+
+def digests(tree):
+    """{path: SHA-256} of every leaf, a NumPy array: of all its bytes in C order."""
+    raw = lambda x: np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+    return {name: hashlib.sha256(raw(x)).hexdigest() for name, x in by_name(tree).items()}
 
 
 @jax.jit

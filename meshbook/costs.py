@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
+from meshbook.traffic import Moved
 
 
 def vit_parameters(config, ways=1, rows=1):
@@ -40,24 +40,27 @@ def vit_step_flops(config, images, ways=1):
 
 
 def vit_step_traffic(config, mesh, images, number=4):
-    """Bytes that one device receives along each mesh axis in a tensor-parallel step.
+    """What a tensor-parallel step exchanges: {(kind, axes): Moved(count, result bytes)}.
 
-    Along "model" four sums of activations a block (two forward, two backward);
+    Along "model" four sums of activations per block (two forward, two backward);
     along "batch" the local gradients, loss and accuracy. The class token's gradient
     is the first row of the positions' and travels with it. number: bytes of one.
     """
     rows, ways = mesh.shape["batch"], mesh.shape["model"]
     activations = images // rows * config.tokens * config.embed
     gradients = vit_parameters(config, ways) - config.embed + 2
-    moved = {
-        "model": number * 4 * config.layers * activations,
-        "batch": number * gradients,
-    }
-    return {axis: size for axis, size in moved.items() if mesh.shape[axis] > 1}
+    moved = {}
+    if ways > 1:
+        sums = 4 * config.layers
+        size = number * sums * activations
+        moved["all-reduce", ("model",)] = Moved(sums, size)
+    if rows > 1:
+        moved["all-reduce", ("batch",)] = Moved(1, number * gradients)
+    return moved
 
 
 def tiled(*shape):
-    """Numbers that an array (..., rows, columns) takes on a TPU: tiles of 8 rows by 128 columns.
+    """Elements that an array (..., rows, columns) takes on a TPU: tiles of 8 rows by 128 columns.
 
     Source: https://openxla.org/xla/tiled_layout
     """
@@ -65,21 +68,31 @@ def tiled(*shape):
     return math.prod(others) * -(-rows // 8) * 8 * -(-columns // 128) * 128
 
 
-def block_activations(config, ways=1):
-    """Bytes that wait in one block for the backward pass, of one row of T tokens.
+def token_rows(batch, tokens, width):
+    """Elements that an array (B, T, width) of hidden units or of the residual stream takes.
 
-    Everything is float32 but the inputs of the attention's products, which a TPU rounds to bfloat16
+    The rows of its tiles are tokens or images, of which there are more. So it is in the texts of
+    programs compiled for v2 (65 tokens with 64, 96 and 128 images, 17 with 32) and v5e (65 with 16
+    and 32). Not so with 257 tokens and 128 images, where images are the rows: 3% less than this.
+    """
+    return min(batch, tokens) * tiled(max(batch, tokens), width)
+
+
+def block_activations(config, batch, ways=1):
+    """Bytes per device that wait in one block for the backward pass; batch: B of this device.
+
+    Everything is float32 but the inputs of the attention's matmuls, which a TPU rounds to bfloat16
     and keeps so. There wait the hidden units before the activation; the scores; query, key, value
     and what the heads give; the softmax's maxima and sums; what comes into the block and what lies
-    between its halves. What is split along "model" is divided, the stream is not.
+    between its halves. What is split along "model" is divided, the residual stream is not.
     """
     T, D, F, H = config.tokens, config.embed, config.hidden // ways, config.heads // ways
-    hidden = 4 * tiled(T, F)
-    scores = 4 * tiled(H, T, T)
-    heads = 2 * 4 * tiled(D // ways, T)
-    sums = 4 * 2 * tiled(H, T)
-    stream = 4 * 2 * tiled(T, D)
-    return hidden + scores + heads + sums + stream
+    hidden = 4 * token_rows(batch, T, F)
+    scores = 4 * batch * tiled(H, T, T)
+    heads = 2 * 4 * batch * tiled(D // ways, T)
+    sums = 4 * 2 * batch * tiled(H, T)
+    residual = 4 * 2 * token_rows(batch, T, D)
+    return hidden + scores + heads + sums + residual
 
 
 def vit_step_memory(config, images, ways=1, rows=1):
@@ -96,7 +109,7 @@ def vit_step_memory(config, images, ways=1, rows=1):
         "gradients": parameters,
         "gathered": _gathered(vit_parameters, config, ways, rows, 2),
         "inputs": 4 * images * config.image**2 * 3,
-        "activations": images * config.layers * block_activations(config, ways),
+        "activations": config.layers * block_activations(config, images, ways),
         "logits": 4 * tiled(images, config.classes),
     }
 
@@ -110,33 +123,6 @@ def step_peak(held):
     first = held["activations"] + held["logits"]
     always = ("parameters", "moments", "gathered", "inputs")
     return sum(held[name] for name in always) + max(first, held["gradients"])
-
-
-def vit_step_peak(config, images, ways=1, working=0.0, scratch=0.0):
-    """The same for a ViT, with what a compiler adds: unpressed, without holes.
-
-    working: what the backward pass of the last block holds besides, less what it has used up by
-    then, in activations of a block. scratch: bytes that do not grow with the batch; less than 0
-    where a chip keeps more than that out of this memory, in its own. `fit_peak` finds both.
-    """
-    held = vit_step_memory(config, images, ways)
-    waiting = held["activations"] * (1 + working / config.layers) + scratch
-    return step_peak(held | {"activations": waiting})
-
-
-def fit_peak(config, cells):
-    """(working, scratch) of `vit_step_peak` for which relative errors are least.
-
-    cells: [(images of a device, ways, bytes held at the peak)], two or more, of programs in which
-    activations are more than gradients, and nothing was rematerialised.
-    """
-    rows, errors = [], []
-    for images, ways, found in cells:
-        waiting = vit_step_memory(config, images, ways)["activations"]
-        rows.append([waiting / config.layers / found, 1 / found])
-        errors.append(1 - vit_step_peak(config, images, ways) / found)
-    working, scratch = np.linalg.lstsq(np.array(rows), np.array(errors), rcond=None)[0]
-    return float(working), float(scratch)
 
 
 def gpt_parameters(config, ways=1, rows=1):
@@ -169,9 +155,10 @@ def gpt_step_flops(config, rows):
 
 
 def step_gathers(parameters, config, mesh, number=4):
-    """Bytes of the weights that one device gathers along "batch" in a fully sharded step.
+    """Result bytes of the all-gathers of weights along "batch" in a fully sharded step.
 
-    Each weight that is split there is gathered once, and kept for the backward pass.
+    Each weight that is split there is gathered once, and kept for the backward pass: its memory is
+    not freed in between, as ZeRO stage 3 frees it.
     parameters: `vit_parameters` or `gpt_parameters`; number: bytes of one.
     """
     return _gathered(parameters, config, mesh.shape["model"], mesh.shape["batch"], number)
@@ -198,7 +185,7 @@ def gpt_step_memory(config, batch, ways=1, rows=1, chunk=512):
         "gradients": parameters,
         "gathered": _gathered(gpt_parameters, config, ways, rows, 2),
         "inputs": 4 * 2 * tiled(batch, config.tokens),
-        "activations": batch * config.layers * block_activations(config, ways),
+        "activations": config.layers * block_activations(config, batch, ways),
         "logits": 2 * tiled(chunk, V) + 4 * tiled(config.embed, V),
     }
 
@@ -215,22 +202,32 @@ def step_memory_traffic(held):
     return 2 * (held["activations"] + weights) + 8 * held["parameters"]
 
 
-def gpt_step_traffic(config, mesh, rows, clipped=True, sharded=False, number=4):
-    """Bytes that one device receives along each axis in a step of MiniGPT.
+def gpt_step_traffic(
+    config, mesh, rows, clipped=True, sharded=False, number=4, chunk=512
+):
+    """What a step of MiniGPT exchanges: {(kind, axes): Moved(count, result bytes)}.
 
     Tensor-parallel. Along "model": the tokens' embeddings, four sums of
-    activations a block, the hidden gradient, three numbers a token for the
-    loss, and where gradients are clipped the squared norm of each split leaf.
-    Along "batch": the local gradients, loss, accuracy, and those norms where
-    the parameters are split there too. rows: B, of T tokens each; sharded: fully,
+    activations per block, the hidden gradient, three numbers per token for the
+    loss (a maximum, and two sums in one, per chunk of so many tokens of one
+    device), and where gradients are clipped the squared norm of each split leaf.
+    Along "batch": the local gradients, loss, accuracy, and those norms where the
+    parameters are split there too, in as many collectives as the compiler likes.
+    rows: B, of T tokens each; sharded: fully,
     its weights' own bytes not counted (`step_gathers`); number: bytes of one.
     """
-    tokens = rows // mesh.shape["batch"] * config.tokens
+    batch, ways = mesh.shape["batch"], mesh.shape["model"]
+    tokens = rows // batch * config.tokens
     activations = tokens * config.embed * (1 + 4 * config.layers + 1)
     norms = 6 * config.layers + 3
     more = sharded * clipped * (10 * config.layers + 3)
-    moved = {
-        "model": number * (activations + 3 * tokens + clipped * norms),
-        "batch": number * (gpt_parameters(config, mesh.shape["model"]) + 2 + more),
-    }
-    return {axis: size for axis, size in moved.items() if mesh.shape[axis] > 1}
+    gradients = gpt_parameters(config, ways) + 2 + more
+    moved = {}
+    if ways > 1:
+        count = 4 * config.layers + 2 + 2 * -(-tokens // chunk) + clipped
+        size = activations + 3 * tokens + clipped * norms
+        moved["all-reduce", ("model",)] = Moved(count, number * size)
+    if batch > 1:
+        count = None if more else 1
+        moved["all-reduce", ("batch",)] = Moved(count, number * gradients)
+    return moved

@@ -1,79 +1,91 @@
 """Accelerators by their data sheets, and the times that no program can beat on them.
 
-A device is what a program sees as one: a chip, or on TPU v2 and v3 one of a chip's two cores, with
-half of the chip's memory and arithmetic. A floor is a bound from below, not a prediction: a program
-that is limited by one thing alone reaches that floor, and no real one goes under it.
+A device is what JAX lists as one: a chip, or on TPU v2, v3 and TPU7x (Ironwood) one of a chip's two
+cores, with half of the chip's memory and arithmetic. On v4 and v5p, JAX lists the two cores of a
+chip as one device.
 
-Sources: https://docs.cloud.google.com/tpu/docs (v3 to v6e), Jouppi et al. 2020, "A domain-specific
-supercomputer for training deep neural networks" (v2, and the links of v3), NVIDIA's data sheets
-(H100 SXM, H200).
+Memory is in GiB for all. Data sheets write GB and mean 2^30 bytes: a TPU's compiler gives programs
+7.48 GiB of the "8 GB" of a core of a v2, and `nvidia-smi` shows 81,559 MiB for an H100 with "80 GB"
+and 143,771 MiB for an H200 with "141 GB", all more than so many times 10^9 bytes. Rates are
+decimal, and without sparsity.
 """
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+GIB, T, G = 2**30, 1e12, 1e9
+CLOUD = "https://docs.cloud.google.com/tpu/docs/"
+JOUPPI = "Jouppi et al. 2020, doi:10.1145/3360307"
+NVIDIA = "https://www.nvidia.com/en-us/data-center/"
+HOP = 1e-6  # seconds, about: Austin et al. 2025, https://jax-ml.github.io/scaling-book/sharding/
+
 
 @dataclass(frozen=True)
 class Device:
-    """One device: bfloat16 FLOP/s, bytes of memory, bytes/s to it, bytes/s in from all its links.
+    """One device: bfloat16 FLOP/s, bytes of memory, bytes/s to it, its links, and the source.
 
-    Two cores that share a chip's links can each use them all while the other is silent; so `link`
-    is the chip's.
+    links: how many it has; link: bytes/s over one of them in one direction, the other being free at
+    the same time. The links of a TPU lead to neighbours on a torus, two for each dimension;
+    `switch`: those of a GPU lead to a switch, and all of them to anybody. hop: seconds from one
+    chip to the next, at least; 0 where no source says.
+    Two cores that share a chip's links can each use them all while the other is silent; so `links`
+    are the chip's.
     """
 
     name: str
     flops: float
     memory: float
     bandwidth: float
+    links: int
     link: float
+    source: str
+    switch: bool = False
+    hop: float = HOP
+
+    @property
+    def interconnect(self):
+        """Bytes/s that all its links together carry in one direction."""
+        return self.links * self.link
 
 
-def _half(name, flops, memory, bandwidth, link):
+def _core(name, flops, memory, bandwidth, links, link, source):
     """A core of a chip that has two."""
-    return Device(name, flops / 2, memory / 2, bandwidth / 2, link)
+    return Device(name, flops / 2, memory / 2, bandwidth / 2, links, link, source)
 
 
-GIB, T, G = 2**30, 1e12, 1e9
+def _gpu(name, flops, memory, bandwidth, links, link, source):
+    return Device(name, flops, memory, bandwidth, links, link, source, switch=True, hop=0.0)
+
+
 DEVICES = {each.name: each for each in (
-    _half("TPU v2", 46 * T, 16 * GIB, 716 * G, 4 * 496 / 8 * G),
-    _half("TPU v3", 123 * T, 32 * GIB, 900 * G, 4 * 656 / 8 * G),
-    Device("TPU v4", 275 * T, 32 * GIB, 1200 * G, 300 * G),
-    Device("TPU v5e", 197 * T, 16 * GIB, 819 * G, 200 * G),
-    Device("TPU v5p", 459 * T, 95 * GIB, 2765 * G, 600 * G),
-    Device("TPU v6e", 918 * T, 32 * GIB, 1640 * G, 400 * G),
-    Device("H100", 989 * T, 80 * G, 3350 * G, 450 * G),
-    Device("H200", 989 * T, 141 * G, 4800 * G, 450 * G),
+    _core("TPU v2", 46 * T, 16 * GIB, 700 * G, 4, 496 / 8 * G,
+          f"{JOUPPI}; memory bandwidth: Norrie et al. 2021, doi:10.1109/MM.2021.3058217"),
+    _core("TPU v3", 123 * T, 32 * GIB, 900 * G, 4, 656 / 8 * G, f"{CLOUD}v3; links: {JOUPPI}"),
+    Device("TPU v4", 275 * T, 32 * GIB, 1200 * G, 6, 50 * G,
+           f"{CLOUD}v4; links: Jouppi et al. 2023, doi:10.1145/3579371.3589350"),
+    # Of these four, Google gives the bandwidth of all ports in both directions: 400, 1200, 800 and
+    # 1200 GB/s; one of them has a 2·links-th of it in one direction.
+    Device("TPU v5e", 197 * T, 16 * GIB, 819 * G, 4, 50 * G, f"{CLOUD}v5e"),
+    Device("TPU v5p", 459 * T, 95 * GIB, 2765 * G, 6, 100 * G, f"{CLOUD}v5p"),
+    Device("TPU v6e", 918 * T, 32 * GIB, 1638 * G, 4, 100 * G,
+           f"{CLOUD}v6e; memory bandwidth: {CLOUD}tpu7x"),
+    _core("TPU7x", 2307 * T, 192 * GIB, 7380 * G, 6, 100 * G, f"{CLOUD}tpu7x"),
+    _gpu("A100", 312 * T, 80 * GIB, 2039 * G, 12, 25 * G, f"{NVIDIA}a100/ (SXM, 80 GB)"),
+    _gpu("H100", 989 * T, 80 * GIB, 3350 * G, 18, 25 * G, f"{NVIDIA}h100/ (SXM)"),
+    _gpu("H200", 989 * T, 141 * GIB, 4800 * G, 18, 25 * G, f"{NVIDIA}h200/ (SXM)"),
+    # An eighth of a DGX B200: of 1,440 GB, of 64 TB/s, of 72 PFLOP/s in sparse FP8 (a quarter of
+    # which is bfloat16 without sparsity), of 14.4 TB/s of NVLink in both directions.
+    _gpu("B200", 2250 * T, 180 * GIB, 8000 * G, 18, 50 * G, f"{NVIDIA}dgx-b200/"),
 )}
 
 
-def floors(device, flops, moved, received):
-    """Seconds that one device needs at least to multiply, to use its memory, and to be sent things.
+def floors(device, flops, moved, wire):
+    """Seconds that one device needs at least to multiply, to use its memory, and to use its links.
 
-    flops: of one device. moved: bytes it reads from and writes to its memory. received: bytes that
-    come in over its links. Returns a dict with `compute`, `memory`, `interconnect`.
+    flops: of one device. moved: bytes it reads from and writes to its memory. wire: bytes that it
+    sends over its links, a Traffic's `wire_total`; all links are taken to be busy at once, which a
+    single collective along one mesh axis cannot do on a torus (`Traffic.seconds`).
+    Returns a dict with `compute`, `memory`, `interconnect`.
     """
     return {"compute": flops / device.flops, "memory": moved / device.bandwidth,
-            "interconnect": received / device.link}
-
-
-def received(traffic, mesh_shape):
-    """Bytes that must come in over one device's links for these collectives, at least.
-
-    traffic: a Traffic, as `collectives` counts: {(kind, axes): Moved}. mesh_shape: {axis: size}.
-    An all-reduce of n bytes over k devices cannot do with less than 2 n (k - 1) / k, an
-    all-gather of n bytes (its result) with less than n (k - 1) / k, a reduce-scatter, which
-    counts the piece that stays, with less than n (k - 1). Raises KeyError for another kind.
-
-    Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of
-    workstations".
-    """
-    share = {"all-reduce": lambda k: 2 * (k - 1) / k, "all-gather": lambda k: (k - 1) / k,
-             "all-to-all": lambda k: (k - 1) / k, "reduce-scatter": lambda k: k - 1,
-             "collective-permute": lambda k: 1}
-    total = 0
-    for (kind, axes), each in traffic.items():
-        ways = 1
-        for axis in axes:
-            ways *= mesh_shape[axis]
-        total += share[kind](ways) * each.bytes
-    return total
+            "interconnect": wire / device.interconnect}

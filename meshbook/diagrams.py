@@ -4,7 +4,8 @@ import jax
 import numpy as np
 
 from meshbook import svg
-from meshbook.drawings import describe, letters_of, panel, tile_shape, tiles_of
+from meshbook.drawings import describe, letters_of, panel
+from meshbook.tiles import tile_shape, tiles_of
 
 
 def small_panel(array, name, letters, limit):

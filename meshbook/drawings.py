@@ -1,7 +1,8 @@
 """Drawings of a mesh and of arrays that lie on one: every tile, and the devices that hold it.
 
 What is drawn is read from the shards on the devices (`addressable_shards`), never from a sharding
-annotation. The shards are written into the picture too, and `tiles` reads them back from there.
+annotation. The shards are written into the picture too, `tiles` reads them back from there, and
+`assert_tiles` compares them with the data in the devices' memory.
 """
 
 import re
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 
 from meshbook import svg
+from meshbook.tiles import bounds, held_data, index_text, tile_shape, tiles_of
 
 GAP = 3.0  # between neighbouring tiles, pixels
 
@@ -38,52 +40,27 @@ def parse_index(words):
     return tuple(slice(int(start), int(stop)) for start, stop in pairs)
 
 
-def index_text(tile):
-    """`((0, 4), (8, 16))` as `"0:4,8:16"`."""
-    return ",".join(f"{start}:{stop}" for start, stop in tile)
+def assert_tiles(drawing, array, whole=None):
+    """Check the picture against data on the devices: each device holds the slice that is drawn.
 
-
-def tiles_of(array):
-    """Collect who holds what: {((start, stop), ...): [device ids]}, from the shards alone."""
-    if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
-        raise TypeError(
-            f"expected a jax.Array with shards on devices, found {type(array).__name__}"
-        )
-    if getattr(getattr(array.sharding, "spec", None), "unreduced", None):
-        raise ValueError(
-            f"{jax.typeof(array)} is a sum that is not finished: it has no tiles before "
-            "jax.reshard has closed it"
-        )
-    tiles = {}
-    for shard in array.addressable_shards:
-        (device,) = shard.data.devices()  # where the numbers really are
-        sizes = zip(shard.index, array.shape)  # a random key's index has an entry more
-        tile = tuple(part.indices(size)[:2] for part, size in sizes)
-        if shard.data.shape != tuple(stop - start for start, stop in tile):
-            raise ValueError(
-                f"device {device.id} should hold [{index_text(tile)}] of {array.shape}, "
-                f"and holds an array of shape {shard.data.shape}"
-            )
-        tiles.setdefault(tile, []).append(device.id)
-    return {tile: sorted(tiles[tile]) for tile in sorted(tiles)}
-
-
-def assert_tiles(drawing, array):
-    """Prove that the picture shows the array's shards: every device, its tile and its colour.
-
-    Raises AssertionError, naming device, expected and drawn.
+    `shard.index` is not used. The array's elements are numbered on the host, the numbers are put
+    on the devices in the array's sharding, and each device's must be the drawn slice of the
+    host's. With `whole`, the array as the host knows it, the array's own data must be too.
+    Raises AssertionError that names the device, what it holds and what is drawn.
     """
     drawn = {device: (index, fill) for device, index, fill in drawn_tiles(drawing.html)}
-    held = {device: tile for tile, devices in tiles_of(array).items() for device in devices}
-    if drawn.keys() != held.keys():
-        raise AssertionError(f"expected devices {sorted(held)}, drawn {sorted(drawn)}")
-    for device, tile in held.items():
-        index, fill = drawn[device]
-        bounds = tuple((part.start, part.stop) for part in index)
-        if bounds != tile:
-            raise AssertionError(
-                f"device {device} holds [{index_text(tile)}], drawn [{index_text(bounds)}]"
-            )
+    places = np.arange(array.size, dtype=np.int32).reshape(array.shape)
+    numbers, data = held_data(jax.device_put(places, array.sharding)), held_data(array)
+    if not drawn.keys() == numbers.keys() == data.keys():
+        raise AssertionError(f"expected devices {sorted(data)}, drawn {sorted(drawn)}")
+    for device, (index, fill) in drawn.items():
+        tile = index_text((part.start, part.stop) for part in index)
+        found = np.asarray(numbers[device])
+        if not np.array_equal(found, places[index]) or data[device].shape != found.shape:
+            held = index_text(bounds(found, array.shape))
+            raise AssertionError(f"device {device} holds [{held}], drawn [{tile}]")
+        if whole is not None and not np.array_equal(data[device], whole[index]):
+            raise AssertionError(f"device {device} holds other data than [{tile}] of the whole")
         if fill != svg.device_colour(device):
             raise AssertionError(
                 f"device {device} has the colour {svg.device_colour(device)}, drawn {fill}"
@@ -141,12 +118,6 @@ def chip_grid(count, width, height):
         options.append((min(width / columns, height / rows, 26.0), -holes, columns, rows))
     pitch, _, columns, rows = max(options)
     return columns, rows, pitch
-
-
-def tile_shape(tile):
-    """The shape of a tile as text, `(4, 8)`."""
-    sizes = [str(stop - start) for start, stop in tile]
-    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
 
 
 def device_marks(device, tile):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from meshbook import costs
-from meshbook.devices import floors, received
+from meshbook.devices import floors
 from meshbook.traffic import Moved, Traffic
 
 ROWS = ("data_parallel", "tensor_parallel", "fully_sharded")
@@ -20,7 +20,7 @@ class Estimate(NamedTuple):
 
     memory: bytes by what they are, on a TPU. peak: the most that is held at once. useful: FLOPs of
     the step that all devices must do together; factor: how often they are done. traffic: the
-    collectives, as they are written, with the bytes of their results. floors: those of
+    collectives, as they are written, with result bytes and wire bytes. floors: those of
     `meshbook.devices.floors`.
     """
 
@@ -52,20 +52,21 @@ def estimate(config, row, mesh, batch, device):
     held, useful, factor, moved, gathered = of(config, split, batch, shards)
     factor *= across / ways  # what is not split along "model" is done by all of it
     flops = useful * factor / (rows * across)
-    traffic = Traffic({("all-reduce", (axis,)): Moved(1, size) for axis, size in moved.items()})
-    coming = received(traffic, split.shape)
+    traffic = Traffic(moved, split.shape)
+    wire = traffic.wire_total
     if shards > 1:
-        traffic["all-gather", ("batch",)] = Moved(1, gathered)
-        coming = received(_least(traffic, held["gathered"], rows), split.shape)
-    least = floors(device, flops, costs.step_memory_traffic(held), coming)
+        traffic["all-gather", ("batch",)] = gathered
+        wire = _least(traffic, held["gathered"], rows).wire_total
+    least = floors(device, flops, costs.step_memory_traffic(held), wire)
     return Estimate(held, costs.step_peak(held), useful, factor, flops, traffic, least)
 
 
 def _least(traffic, gathered, rows):
     """What a compiler can make of a fully sharded step: bfloat16 gathered, gradients in pieces."""
     kept = {key: each for key, each in traffic.items() if key[1] != ("batch",)}
-    return kept | {("all-gather", ("batch",)): Moved(1, gathered),
-                   ("reduce-scatter", ("batch",)): Moved(1, 2 * gathered / rows)}
+    return Traffic(kept | {("all-gather", ("batch",)): Moved(1, gathered),
+                           ("reduce-scatter", ("batch",)): Moved(1, 2 * gathered / rows)},
+                   traffic.sizes)
 
 
 def _vit(config, mesh, images, shards):
@@ -73,7 +74,7 @@ def _vit(config, mesh, images, shards):
     return (costs.vit_step_memory(config, images // rows, ways, shards),
             *costs.vit_step_flops(config, images, ways),
             costs.vit_step_traffic(config, mesh, images),
-            costs.step_gathers(costs.vit_parameters, config, mesh))
+            Moved(10 * config.layers + 7, costs.step_gathers(costs.vit_parameters, config, mesh)))
 
 
 def _gpt(config, mesh, batch, shards):
@@ -81,7 +82,7 @@ def _gpt(config, mesh, batch, shards):
     return (costs.gpt_step_memory(config, batch // rows, ways, shards),
             *costs.gpt_step_flops(config, batch),
             costs.gpt_step_traffic(config, mesh, batch, sharded=shards > 1),
-            costs.step_gathers(costs.gpt_parameters, config, mesh))
+            Moved(10 * config.layers + 3, costs.step_gathers(costs.gpt_parameters, config, mesh)))
 
 
 def _check(config, batch, rows, ways, shards):

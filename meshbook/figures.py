@@ -16,11 +16,11 @@ from matplotlib.figure import Figure
 
 from meshbook import svg
 from meshbook.diagrams import draw_flow, draw_product, draw_values, draw_weights, moved
-from meshbook.drawings import (
-    assert_tiles, describe, draw_mesh, draw_sharding, draw_tile, tiles_of)
+from meshbook.drawings import assert_tiles, describe, draw_mesh, draw_sharding, draw_tile
 from meshbook.stages import draw_stages
 from meshbook.svg import Picture, device_colour, side_by_side
 from meshbook.textdrawings import draw_attention, draw_rows, draw_tokens
+from meshbook.tiles import tiles_of
 from meshbook.tracedrawings import draw_buffers, draw_gantt, draw_shares
 
 __all__ = [  # what a chapter uses, wherever it is defined

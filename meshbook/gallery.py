@@ -1,88 +1,46 @@
-"""How proofs are fooled: every fault against every proof, by running them.
+"""How proofs are fooled: every fault against every proof, by running them."""
 
-`examine` puts the proofs to one specimen; `gallery` does it for all faults and makes the table.
-"""
-
-import functools
-
-import jax
-import numpy as np
-from jax.sharding import Mesh, PartitionSpec as P
-
-from meshbook import proofs, specimens
-from meshbook.drawings import assert_tiles, draw_sharding
-from meshbook.faults import FAULTS
+from meshbook.proofs import ProofFailed
 from meshbook.verdicts import aligned, markdown
 
-PROOFS = ("sharded", "same", "communicates", "divided", "drawn")
 
+def examine(checks):
+    """Run every check: {its name: the ProofFailed that it raised, or None}.
 
-def examine(specimen):
-    """Put the four proofs to a specimen, and the check of a drawing: what each raised, or None."""
-    checks = {
-        "sharded": lambda: _sharded(specimen),
-        "same": lambda: proofs.assert_same_training(
-            _run(specimen), _run(_one_device(specimen.reference)), range(20)),
-        "communicates": lambda: proofs.assert_communicates(
-            specimen.compiled, specimen.mesh, specimen.predicted),
-        "divided": lambda: proofs.assert_divided(
-            specimen.compiled, specimen.mesh.size, specimens.USEFUL, specimen.factor),
-        "drawn": lambda: _drawn(specimen),
-    }
+    Only ProofFailed is a catch: whatever else a check raises is raised here, too.
+    """
     return {proof: _failure(check) for proof, check in checks.items()}
 
 
 def _failure(check):
     try:
         check()
-    except AssertionError as failure:
+    except ProofFailed as failure:
         return failure
     return None
-
-
-def _sharded(specimen):
-    """After a step every device holds its slice, and copies are copies."""
-    batch = specimen.batch(0)
-    state, _ = specimen.compiled(specimen.state(), batch)
-    table = {"params": specimens.SPECS, "moments": specimens.SPECS, "batch": P("batch")}
-    proofs.assert_sharded({**state, "batch": batch}, table, specimen.mesh)
-    proofs.assert_replicas_equal(state)
-
-
-def _drawn(specimen):
-    """The drawing of a weight shows the shards that the devices hold."""
-    w_in_DF = specimen.state()["params"]["w_in"]
-    assert_tiles(draw_sharding(specimen.drawn(w_in_DF)), w_in_DF)
-
-
-def _run(specimen):
-    """A specimen as a run to compare; after the first step its moments are its gradients."""
-    def step(state, number):
-        return specimen.compiled(state, specimen.batch(number))
-
-    return proofs.Run(step, specimen.state(),
-                      gradients=lambda state, number: step(state, number)[0]["moments"],
-                      params=lambda state: state["params"])
-
-
-@functools.cache
-def _one_device(value_and_grad):
-    """The reference: the same network on one device."""
-    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("batch", "model"))
-    return specimens.Specimen(mesh, value_and_grad, {})
 
 
 class Gallery:
     """Faults against proofs, as they ran: `failures[name][proof]` is what it raised, or None."""
 
-    header = ("fault", *PROOFS)
-
     def __init__(self, failures):
         self.failures = failures
+        self.proofs = tuple(next(iter(failures.values())))
+        self.header = ("fault", *self.proofs)
+
+    def caught(self):
+        """The proofs that caught each fault: {fault: (proof, ...)}."""
+        return {name: tuple(proof for proof, failure in found.items() if failure)
+                for name, found in self.failures.items()}
+
+    def alone(self):
+        """The faults that one proof caught and no other: {proof: [fault, ...]}."""
+        caught = self.caught().items()
+        return {proof: [name for name, by in caught if by == (proof,)] for proof in self.proofs}
 
     def rows(self):
-        """One row a fault: its name, then what each proof said."""
-        return [(name, *("caught" if found[proof] else "-" for proof in PROOFS))
+        """One row per fault: its name, then what each proof said."""
+        return [(name, *("caught" if found[proof] else "-" for proof in self.proofs))
                 for name, found in self.failures.items()]
 
     def __repr__(self):
@@ -92,6 +50,6 @@ class Gallery:
         return markdown(self.header, self.rows())
 
 
-def gallery(faults=FAULTS):
+def gallery(faults):
     """Run every fault, and every proof on it: a Gallery, which shows as a table."""
-    return Gallery({fault.name: examine(fault.wrong()) for fault in faults})
+    return Gallery({fault.name: examine(fault.wrong().checks()) for fault in faults})

@@ -13,7 +13,7 @@ import grain
 import numpy as np
 
 from meshbook.augmentation import Preparation
-from meshbook.order import epoch_order, process_share
+from meshbook.order import Stream, epoch_order, process_share
 
 SPLIT_SEED = 2009  # which images are for training; every chapter uses this split
 
@@ -35,6 +35,14 @@ class Images:
 
     def __len__(self):
         return len(self.labels)
+
+    @functools.cached_property
+    def sha256(self):
+        """The SHA-256 of the shapes and of every byte, computed once."""
+        digest = hashlib.sha256(f"{self.inputs.shape} {self.labels.shape}".encode())
+        for array in (self.inputs, self.labels):
+            digest.update(np.ascontiguousarray(array))
+        return digest.hexdigest()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -151,7 +159,7 @@ def nth_batch(split, batch_size, seed, share, number):
 
 def batches(split, batch_size, seed, epochs=None, workers=0,
             process_index=None, process_count=None):
-    """Shuffled training batches as an iterator with get_state and set_state.
+    """Shuffled training batches as a Stream: an iterator with get_state and set_state.
 
     Each is a dict of inputs uint8 (B, H, W, C) and labels int32 (B,), where B is
     this process's contiguous share of batch_size. Global batch k depends on seed and
@@ -171,7 +179,7 @@ def batches(split, batch_size, seed, epochs=None, workers=0,
     if workers:
         mark_flags_as_parsed()
         dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
-    return iter(dataset)
+    return Stream(iter(dataset), split, batch_size=batch_size, seed=seed)
 
 
 def mark_flags_as_parsed():

@@ -1,7 +1,8 @@
 """A manifest: the last file written into a folder, which says what the folder must hold.
 
 It names every other file with its size and SHA-256, says whatever else its writer wants
-to be known, and carries a SHA-256 of itself: no byte of the folder changes unnoticed.
+to be known, and carries a SHA-256 of itself: no byte of the folder changes unnoticed. It is
+written when all that it names is on the disk: a power cut cannot leave it without its files.
 """
 import hashlib
 import json
@@ -18,18 +19,43 @@ class Damaged(ValueError):
 def write(folder, content):
     """Describe every file of a finished folder; the manifest appears whole or not at all.
 
-    content: a dict that is kept beside the files. Raises TypeError as check_json() does.
+    content: a dict that is kept beside the files. Each file and folder is on the disk before the
+    manifest is, and the manifest before this returns. Raises TypeError as check_json() does.
     """
     folder = pathlib.Path(folder)
     check_json(content)
+    paths = list(folder.rglob("*"))
+    for path in [*paths, folder]:
+        sync(path)
     files = {path.relative_to(folder).as_posix(): measure(path)
-             for path in folder.rglob("*") if path.is_file()}
+             for path in paths if path.is_file()}
     unfinished = folder / f"{NAME}.unfinished"
-    with open(unfinished, "wb") as file:
-        file.write(sealed(content | {"files": files}))
-        file.flush()
-        os.fsync(file.fileno())
+    unfinished.write_bytes(sealed(content | {"files": files}))
+    sync(unfinished)
     os.replace(unfinished, folder / NAME)
+    sync(folder)
+
+
+def sync(path):
+    """Wait until a file's bytes, or a folder's entries, are on the disk.
+
+    Where the system can be told so, it forgets its copy: the next read is one of the disk.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        if hasattr(os, "posix_fadvise"):  # not on macOS
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(path):
+    """Make a folder, with those above it that are missing, so that a power cut leaves them."""
+    new = [each for each in (path, *path.parents) if not each.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for each in new:
+        sync(each.parent)
 
 
 def check_json(value):

@@ -1,4 +1,4 @@
-"""The order of records: a permutation for each epoch, and each process's part of a batch."""
+"""The order of records: a permutation for each epoch, each process's part, and the stream."""
 import functools
 
 import jax
@@ -20,3 +20,26 @@ def process_share(batch_size, process_index=None, process_count=None):
                          f"expected a multiple of {count}")
     size = batch_size // count
     return slice(index * size, (index + 1) * size)
+
+
+class Stream:
+    """Batches that say what they are: an iterator with a position, and an identity.
+
+    batches: an iterator with get_state() and set_state(), such as grain's. data: what they are
+    made of, with `sha256`; settings: what else decides them, as JSON values.
+    """
+
+    def __init__(self, batches, data, **settings):
+        self.batches, self.data, self.settings = batches, data, settings
+        self.get_state, self.set_state = batches.get_state, batches.set_state
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self.batches)
+
+    @property
+    def identity(self):
+        """The SHA-256 of the data and the settings: equal where the batches are equal."""
+        return {"sha256": self.data.sha256, **self.settings}

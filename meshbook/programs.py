@@ -51,6 +51,17 @@ class Instruction:
     literal: str
     attributes: dict
 
+    @property
+    def op_name(self):
+        """Its path in the Python program, such as jit(step)/block_0/dot_general, or ""."""
+        found = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes.get("metadata", ""))
+        return found[1] if found else ""
+
+    @property
+    def primitive(self):
+        """The JAX primitive that it was made of: the last part of its path, or ""."""
+        return self.op_name.rpartition("/")[2]
+
     def called(self, *keys):
         """Names of the computations that stand in these attributes, in order."""
         found = [re.findall(r"%?([\w.\-]+)", self.attributes.get(key, "")) for key in keys]

@@ -176,7 +176,8 @@ class Sharding(Layout):
     The rows: none() splits nothing. data_parallel(): all parameters everywhere,
     each device its rows of the batch. tensor_parallel(): heads and hidden units
     over "model" too, column then row (Shoeybi et al. 2019). fully_sharded():
-    every D of a parameter over "batch" as well (ZeRO stage 3, Rajbhandari 2020).
+    every D of a parameter over "batch" as well, as ZeRO stage 3 stores them
+    (Rajbhandari 2020); gathered once per step, and kept for the backward pass.
     """
 
     BTX: P = P()  # activations
@@ -212,7 +213,8 @@ class Sharding(Layout):
 def as_in_the_sources():
     """The layout of the sources as far as labels say it, for Auto meshes: a Sharding.
 
-    Every matrix is split on its last axis, norms and all; of activations only rows.
+    The MLP, the head, biases and norms are split on their last axis, attention's kernels on their
+    second (HKD: inside the heads); of activations only rows.
     """
     free = P.UNCONSTRAINED
     return Sharding(

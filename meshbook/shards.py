@@ -1,44 +1,88 @@
 """Is it really sharded? Read from the pieces that the devices hold, never from an annotation."""
 
+from collections.abc import Mapping
+
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from meshbook.verdicts import (
-    ProofFailed, Verdict, aligned, device_name, leaf_count, markdown, named_leaves, path_name,
-    sized_bytes)
+    ProofFailed, Verdict, device_name, leaf_count, named_leaves, path_name, sized_bytes)
 
 
-def assert_sharded(tree, expected, mesh=None):
-    """Prove that every device holds exactly the slice of every leaf that `expected` says.
+def assert_sharded(tree, expected, mesh=None, held=None, whole=None):
+    """Prove that every device holds its slice of every leaf: its place, its shape and its data.
 
     tree: any pytree of arrays: weights, optimizer moments, a batch. expected: a pytree of
     shardings or PartitionSpecs of the same structure, or a prefix of it; one alone stands for
-    all leaves. A PartitionSpec is read on `mesh`, else on the mesh of `jax.set_mesh`, else on the
-    one mesh that the leaves lie on. Only this process's devices are looked at.
-    Raises ProofFailed, naming leaf, device, expected and found slice; ValueError where `expected`
-    does not fit the tree, or a spec does not fit its leaf or its mesh.
+    all leaves. Write it down, or derive it from rules that you wrote (`by_letters`): taken from the
+    program's own metadata it would only say that the program agrees with itself. A PartitionSpec is
+    read on `mesh`, else on the mesh of `jax.set_mesh`, else on the one mesh that the leaves lie on.
+    held: bytes that each device must hold of the whole tree, from a formula. whole: the same tree
+    on the host; every shard must have, bit for bit, the elements of its expected slice. Without it
+    shards at the same place of a leaf are compared with each other.
+    Only this process's devices are looked at.
+    Raises ProofFailed, naming leaf, device, expected and found; ValueError where `expected` or
+    `whole` does not fit the tree, or a spec does not fit its leaf or its mesh.
 
-    >>> assert_sharded(state.params, {"mlp": {"w_in": P(None, "model"), "w_out": P("model")}})
-    sharded: 2 leaves on 8 devices, 1.05 MB a device
+    >>> rules = {"w_in": P(None, "model"), "w_out": P("model")}
+    >>> assert_sharded(state.params, {"mlp": rules}, held=4 * 2 * D * F // 2)
+    sharded: 2 leaves on 8 devices, 1.05 MB per device, as predicted
     """
     leaves = named_leaves(tree)
     specs = _for_each_leaf(tree, expected)
+    hosts = named_leaves(whole)
+    if whole is not None and (odd := sorted(hosts.keys() ^ leaves.keys())):
+        raise ValueError(f"expected `whole` to have the leaves of the tree, found only in one of "
+                         f"them: {', '.join(odd[:4])}")
     if mesh is None and any(isinstance(spec, PartitionSpec) for spec in specs.values()):
         mesh = _ambient_mesh() or _common_mesh(leaves)
     faults = []
     for name, leaf in leaves.items():
-        _require_array(name, leaf)
-        faults += _misplaced(name, leaf, _on_mesh(name, leaf, specs[name], mesh))[:1]
+        require_array(name, leaf)
+        sharding = _on_mesh(name, leaf, specs[name], mesh)
+        wrong = _misplaced(name, leaf, sharding)
+        if whole is None:
+            wrong = wrong or _drifted(name, leaf)
+        else:
+            host = _host(name, leaf, hosts[name])
+            wrong = wrong or _misfilled(name, leaf, sharding, host)
+        faults += wrong[:1]
     if faults:
         others = ", ".join(fault.leaf for fault in faults[1:4])
         more = f" Also wrong: {others}" + (" ..." if len(faults) > 4 else "") if others else ""
         faults[0].args = (f"{faults[0]}.{more}",)
         raise faults[0]
-    held = bytes_by_device(tree)
+    found = bytes_by_device(tree)
+    for device, size in found.items() if held is not None else ():
+        if size != held:
+            raise ProofFailed(
+                f"{device_name(device)}: expected {held:,} bytes of {leaf_count(leaves)} by the "
+                f"formula, found {size:,}", leaf="bytes", device=device.id, expected=held,
+                found=size)
     return Verdict(
-        f"sharded: {leaf_count(leaves)} on {len(held)} devices, "
-        f"{sized_bytes(max(held.values(), default=0))} a device", bytes=held)
+        f"sharded: {leaf_count(leaves)} on {len(found)} devices, "
+        f"{sized_bytes(max(found.values(), default=0))} per device"
+        + (", as predicted" if held is not None else ""), bytes=found)
+
+
+def by_letters(tree, rules):
+    """The PartitionSpec of every leaf by the letters that its name ends in: a pytree of specs.
+
+    tree: a pytree whose leaves are named for their dimensions, such as w_in_DF. rules: {letters:
+    spec}, or an object with such attributes; letters that it does not have are whole everywhere.
+    What stands in `rules` comes from you, not from the program that made the arrays.
+
+    >>> by_letters({"w_in_DF": w, "scale_D": scale}, {"DF": P(None, "model")})
+    {'scale_D': P(), 'w_in_DF': P(None, 'model')}
+    """
+    table = rules if isinstance(rules, Mapping) else vars(rules)
+
+    def spec(path, leaf):
+        letters = path_name(path).rpartition("/")[2].rpartition("_")[2]
+        return table.get(letters, PartitionSpec())
+
+    return jax.tree_util.tree_map_with_path(spec, tree)
 
 
 def _for_each_leaf(tree, expected):
@@ -92,7 +136,7 @@ def _common_mesh(leaves):
     return first and first[1]
 
 
-def _require_array(name, leaf):
+def require_array(name, leaf):
     if not isinstance(leaf, jax.Array):
         kind = type(leaf).__name__
         raise ProofFailed(f"leaf {name}: expected a jax.Array on devices, found {kind} on the host",
@@ -153,6 +197,63 @@ def _misplaced(name, leaf, sharding):
     ]
 
 
+def _host(name, leaf, whole):
+    """The bits of a whole leaf on the host; ValueError where they are of another kind."""
+    bits, whole = _bits(leaf), np.asarray(_bits(whole))
+    if (whole.shape, whole.dtype) != (bits.shape, bits.dtype):
+        raise ValueError(f"leaf {name}: expected `whole` to have its {bits.dtype}{bits.shape}, "
+                         f"found {whole.dtype}{whole.shape}")
+    return whole
+
+
+def _misfilled(name, leaf, sharding, host):
+    """One ProofFailed for each device whose data is not that of its slice of the whole."""
+    indices = sharding.addressable_devices_indices_map(leaf.shape)
+    return [
+        _differs(f"leaf {name}, {device_name(device)}: expected the elements of "
+                 f"{_written(_slices(indices[device], leaf.shape))} of the whole, found others",
+                 name, device, host[indices[device]], found)
+        for copies in _pieces(leaf).values() for device, found in copies
+        if host[indices[device]].tobytes() != found.tobytes()
+    ]
+
+
+def _drifted(name, leaf):
+    """One ProofFailed for each device whose copy is not that of the first that has the slice."""
+    return [
+        _differs(f"leaf {name}: {device_name(first)} and {device_name(device)} should hold the "
+                 f"same {_written(place) if place else 'number'}", name, device, expected, found)
+        for place, [(first, expected), *copies] in _pieces(leaf).items()
+        for device, found in copies if expected.tobytes() != found.tobytes()
+    ]
+
+
+def _differs(message, name, device, expected, found):
+    """The ProofFailed of two arrays, with the elements that are furthest apart."""
+    pair = [np.asarray(each, np.float64) for each in (expected, found)]
+    with np.errstate(invalid="ignore"):  # inf - inf
+        apart = np.abs(pair[0] - pair[1])
+    apart = np.where(np.isnan(pair[0]) != np.isnan(pair[1]), np.inf, apart)
+    most = np.argmax(np.nan_to_num(apart, posinf=np.inf))
+    at = tuple(map(int, np.unravel_index(most, apart.shape)))
+    expected, found = float(expected[at]), float(found[at])
+    return ProofFailed(
+        f"{message}; largest difference {abs(expected - found):.3g}, at {at}: expected "
+        f"{expected:.9g}, found {found:.9g}",
+        leaf=name, device=device.id, expected=expected, found=found)
+
+
+def _pieces(leaf):
+    """{slices: [(device, elements)]}: what the devices hold; partial sums are no slices."""
+    pieces = {}
+    if not getattr(getattr(getattr(leaf, "sharding", None), "spec", None), "unreduced", ()):
+        for shard in getattr(leaf, "addressable_shards", ()):
+            (device,) = shard.data.devices()
+            copies = pieces.setdefault(_slices(shard.index, leaf.shape), [])
+            copies.append((device, np.asarray(_bits(shard.data))))
+    return pieces
+
+
 def _slices(index, shape):
     pairs = zip(index, shape, strict=False)  # the index of a random key has one entry more
     return tuple(each.indices(extent)[:2] for each, extent in pairs)
@@ -170,70 +271,15 @@ def bytes_by_device(tree):
     for leaf in jax.tree.leaves(tree):
         for shard in getattr(leaf, "addressable_shards", ()):
             (device,) = shard.data.devices()
-            held[device] = held.get(device, 0) + _numbers(shard.data).nbytes
+            held[device] = held.get(device, 0) + _bits(shard.data).nbytes
     return held
 
 
-def _numbers(array):
+def _bits(array):
     """The bits of an array; a random key has its own dtype, and its data is its bits."""
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if isinstance(array, jax.Array) and jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(array)
     return array
-
-
-class ShardingTable:
-    """Where every leaf of a pytree lives: one row a leaf, and what one device holds in all.
-
-    rows: (path, shape, dtype, spec, bytes on one device, devices), as text. `bytes` is the total
-    of one device, the fullest, and equals the sum over its shards. Prints as an aligned table and
-    shows as a table in notebooks.
-    """
-
-    header = ("leaf", "shape", "dtype", "spec", "devices", "bytes a device")
-
-    def __init__(self, tree):
-        leaves = named_leaves(tree)
-        self.rows = [self._row(name, leaf) for name, leaf in leaves.items()]
-        self.bytes_by_device = bytes_by_device(tree)
-        self.bytes = max(self.bytes_by_device.values(), default=0)
-        devices = _ranges(device.id for device in self.bytes_by_device)
-        self.total = (leaf_count(leaves), "", "", "", devices, f"{self.bytes:,}")
-
-    @staticmethod
-    def _row(name, leaf):
-        _require_array(name, leaf)
-        held = max(bytes_by_device(leaf).values(), default=0)
-        devices = _ranges(device.id for device in leaf.sharding.device_set)
-        spec = str(getattr(leaf.sharding, "spec", "one device")).replace("PartitionSpec", "P")
-        return name, str(leaf.shape), str(leaf.dtype), spec, devices, f"{held:,}"
-
-    def __repr__(self):
-        return aligned(self.header, [*self.rows, self.total], numbers=1)
-
-    def _repr_markdown_(self):
-        rows = [[f"`{row[0]}`", row[1], row[2], f"`{row[3]}`", *row[4:]] for row in self.rows]
-        total = [f"**{cell}**" if cell else "" for cell in self.total]
-        return markdown(self.header, [*rows, total], numbers=1)
-
-
-def _ranges(ids):
-    """Sorted numbers with runs drawn together: 0-3, 6."""
-    runs = []
-    for number in sorted(ids):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-
-
-def sharding_table(tree):
-    """Make the table of where every leaf of a pytree lives, read from its shards.
-
-    tree: any pytree of arrays. Returns a ShardingTable.
-    Raises ProofFailed where a leaf is no array on devices.
-    """
-    return ShardingTable(tree)
 
 
 def assert_replicas_equal(tree):
@@ -248,25 +294,7 @@ def assert_replicas_equal(tree):
     """
     leaves, copies = named_leaves(tree), 1
     for name, leaf in leaves.items():
-        first, count = {}, {}
-        partial = getattr(getattr(getattr(leaf, "sharding", None), "spec", None), "unreduced", ())
-        for shard in () if partial else getattr(leaf, "addressable_shards", ()):
-            place = _slices(shard.index, leaf.shape)
-            count[place] = count.get(place, 0) + 1
-            here = np.asarray(_numbers(shard.data))
-            device, there = first.setdefault(place, (shard.device, here))
-            if here.tobytes() != there.tobytes():
-                raise _drifted(name, place, device, shard.device, there, here)
-        copies = max(copies, *count.values(), 1)
+        if wrong := _drifted(name, leaf):
+            raise wrong[0]
+        copies = max(copies, *map(len, _pieces(leaf).values()), 1)
     return Verdict(f"replicas equal: {leaf_count(leaves)}, {copies} copies", copies=copies)
-
-
-def _drifted(name, place, first, second, expected, found):
-    apart = np.abs(np.asarray(expected, np.float64) - np.asarray(found, np.float64))
-    where = np.unravel_index(np.nanargmax(apart) if not np.all(np.isnan(apart)) else 0, apart.shape)
-    return ProofFailed(
-        f"leaf {name}: {device_name(first)} and {device_name(second)} should hold the same "
-        f"{_written(place) if place else 'number'}; "
-        f"largest difference {apart[where]:.3g}, at {tuple(map(int, where))}: "
-        f"expected {expected[where]:.9g}, found {found[where]:.9g}",
-        leaf=name, device=second.id, expected=expected[where], found=found[where])

@@ -13,8 +13,8 @@ import re
 from typing import NamedTuple
 
 from meshbook import programs, svg
+from meshbook.replica_groups import replica_groups
 from meshbook.traffic import KINDS as COLLECTIVES
-from meshbook.traffic import replica_groups
 
 KINDS = {"product": svg.SERIES[0], "other computing": svg.SERIES[4], "layout": svg.SERIES[2],
          "collective": svg.SERIES[1]}

@@ -1,13 +1,15 @@
 """Add up what one device executes of a compiled program, loops multiplied.
 
 `tally` walks a program from ENTRY through fusions and calls, the body of a loop
-times its trip count, the largest branch of a conditional. The trip count is the
+times its trip count, the branches of a conditional by the shares that the caller
+gives, or else the largest. The trip count is the
 compiler's own note (`known_trip_count`, on CPU and GPU) or, where there is none
 (TPU), found by turning the loop's counter: start, step and bound are constants
 that reach it through tuples, copies and fusions.
 """
 
 import collections
+import math
 import operator
 import re
 
@@ -18,42 +20,93 @@ class UnknownTripCount(ValueError):
     """A loop holds something that is counted, and how often it turns is not in the program."""
 
 
-def tally(program, measure):
+def tally(program, measure, taken=None):
     """Add up `measure` over everything that one device executes.
 
     measure(computation, instruction) returns a Counter, which is taken as it is, or None:
     then the computations that the instruction calls are walked. A loop counts its body once
-    for every turn, a conditional its largest branch, whichever way the data would send it.
-    Raises UnknownTripCount, naming the loop.
+    for every turn. A conditional counts its largest branch, whichever way the data would send
+    it; or, where `taken` names it, each branch times its share.
+    taken: {part of the conditional's op_name, or its name in the program: shares}, one share for
+    each branch in the order of `jax.lax.switch`, for `jax.lax.cond` (false, true).
+    Raises UnknownTripCount, naming the loop, and ValueError where `taken` does not fit the
+    program's conditionals, saying which there are.
     """
-    return _walk(program, measure, program.computations[program.entry], lambda number, path: None)
+    entry, shares = program.computations[program.entry], _shares(program, taken or {})
+    return _walk(program, measure, shares, entry, lambda number, path: None)
 
 
-def _walk(program, measure, computation, given):
+def _shares(program, taken):
+    """{name of a conditional: share of each branch} for the conditionals that `taken` names."""
+    found = {instruction.name: instruction for computation in program.computations.values()
+             for instruction in computation.instructions.values()
+             if instruction.opcode == "conditional"}
+    shares = {}
+    for key, given in taken.items():
+        named = [each for each in found.values() if key == each.name or key and key in each.op_name]
+        if not named:
+            raise ValueError(f"taken: expected keys that name a conditional; found {key!r}, and "
+                             f"{_listed(found.values())}")
+        for each in named:
+            if each.name in shares:
+                raise ValueError(f"taken: expected one key for each conditional; found another one "
+                                 f"for %{each.name}, {key!r}")
+            if len(given) != len(_branches(each)):
+                raise ValueError(f"taken[{key!r}]: expected {len(_branches(each))} shares, one for "
+                                 f"each branch, found {given}; {_listed(found.values())}")
+            shares[each.name] = given
+        if min(given) < 0 or not math.isclose(sum(given), 1):
+            raise ValueError(f"taken[{key!r}]: expected shares from 0 to 1 that sum to 1, found "
+                             f"{given}, which sum to {sum(given)}")
+    return shares
+
+
+def _listed(conditionals):
+    said = [f"%{each.name} ({each.op_name or 'no op_name'}), {len(_branches(each))} branches"
+            for each in conditionals]
+    return "the program has " + ("; ".join(said) or "no conditional")
+
+
+def _branches(instruction):
+    """Names of a conditional's branches, that for index 0 or false first."""
+    return instruction.called("branch_computations", "false_computation", "true_computation")
+
+
+def _walk(program, measure, shares, computation, given):
     total = collections.Counter()
     for instruction in computation.instructions.values():
         counted = measure(computation, instruction)
         if counted is None:
-            counted = _inside(program, measure, computation, instruction, given)
+            counted = _inside(program, measure, shares, computation, instruction, given)
         total.update(counted)
     return total
 
 
-def _inside(program, measure, computation, instruction, given):
+def _inside(program, measure, shares, computation, instruction, given):
     """What the computations that one instruction calls add up to."""
     handed = lambda number, path: _value(
         program, computation, instruction.operands[number], path, given)
-    visit = lambda name, given: _walk(program, measure, program.computations[name], given)
-    if instruction.opcode in ("fusion", "call", "async-start", "custom-call"):
+    visit = lambda name, given: _walk(
+        program, measure, shares, program.computations[name], given)
+    if instruction.opcode.removesuffix("-start") in ("fusion", "call", "async", "custom-call"):
         names = instruction.called("calls", "to_apply", "called_computations")
         return sum((visit(name, handed) for name in names), collections.Counter())
     if instruction.opcode == "conditional":
-        names = instruction.called("branch_computations", "true_computation", "false_computation")
-        branches = [visit(name, lambda number, path: None) for name in names]
+        branches = [visit(name, lambda number, path: None) for name in _branches(instruction)]
+        if instruction.name in shares:
+            return _mixed(branches, shares[instruction.name])
         return max(branches, key=lambda branch: branch.total())
     if instruction.opcode == "while":
         return _loop(program, visit, computation, instruction, handed)
     return collections.Counter()
+
+
+def _mixed(branches, shares):
+    """The mean of what the branches count, each weighted with its share."""
+    mean = collections.Counter()
+    for branch, share in zip(branches, shares, strict=True):
+        mean.update({key: share * count for key, count in branch.items() if share * count})
+    return mean
 
 
 def _loop(program, visit, computation, instruction, handed):

@@ -8,7 +8,7 @@ import sys
 import grain
 import numpy as np
 
-from meshbook.order import epoch_order, process_share
+from meshbook.order import Stream, epoch_order, process_share
 from meshbook.tokenfiles import Tokens, read_tokens, write_tokens
 
 __all__ = ["Tokens", "batches", "cut", "evaluation_batches", "read_tokens", "write_tokens"]
@@ -29,7 +29,7 @@ def cut(ids_N, T):
 
 def batches(tokens, B, T, seed, documents=False, epochs=None,
             process_index=None, process_count=None):
-    """Shuffled training batches as an iterator with get_state and set_state.
+    """Shuffled training batches as a Stream: an iterator with get_state and set_state.
 
     Each is a dict of inputs and labels, int32 (B, T), where B is this process's contiguous share;
     with documents=True also segments and positions, see `apart`. Global batch k depends on seed
@@ -45,8 +45,9 @@ def batches(tokens, B, T, seed, documents=False, epochs=None,
     end = int(tokens.ids[0]) if documents else None
     make = functools.partial(nth_batch, rows_RT1, B, seed, share, end)
     count = sys.maxsize if epochs is None else epochs * len(rows_RT1) // B
-    return iter(grain.MapDataset.range(count).map(make).to_iter_dataset(
-        grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
+    dataset = grain.MapDataset.range(count).map(make).to_iter_dataset(
+        grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+    return Stream(iter(dataset), tokens, B=B, T=T, seed=seed, documents=documents)
 
 
 def nth_batch(rows_RT1, B, seed, share, end, number):

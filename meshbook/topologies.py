@@ -48,9 +48,10 @@ UNITS = {"B": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 class Compilation:
     """What a TPU's compiler made of one program; sizes are bytes on one device.
 
-    peak: what the program asks for, the gaps between buffers with it; where it does not fit, what
-    the compiler said that it would need, with `available` beside it. live: the most that is live
-    at once, without gaps; by the compiler's count, which adds what lies in a chip's own memory.
+    peak: what the program asks for, fragmentation with it, which decides whether it fits; where it
+    does not, what the compiler said that it would need, with `available` beside it. live: the most
+    that is live at once, without gaps; by the compiler's count, which adds what lies in a chip's
+    own memory.
     arguments, outputs, temporaries, shared (of the outputs, what lies where the arguments were):
     `memory_analysis`. rematerialised: operations that the compiler computes again because
     memory ran short. operations: how many of each kind are left after fusion. traffic and flops as
@@ -77,7 +78,7 @@ class Compilation:
 
     @property
     def held(self):
-        """Bytes that a device's memory holds when it holds most, holes between arrays left out.
+        """Bytes of a device's memory that arrays fill when they fill most, without fragmentation.
 
         It is what the compiler counts as live, but never more than it asks for: on chips with much
         memory of their own the count has things in it that lie there. None where it does not fit.
@@ -98,7 +99,7 @@ class Compilation:
         moved = fields["traffic"]
         if moved is not None:
             moved = Traffic({(kind, tuple(axes)): Moved(count, size)
-                             for kind, axes, count, size in moved})
+                             for kind, axes, count, size in moved}, fields["mesh"])
         return cls(**fields | {"traffic": moved})
 
 

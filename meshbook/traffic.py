@@ -1,17 +1,15 @@
 """What a compiled program moves between devices: collectives, by kind and mesh axes.
 
-The groups of devices that talk to one another stand in the program in three
-spellings, `{{0,1},{2,3}}`, `[4,2]<=[8]` (an iota, maybe transposed) and
-`mesh['x'=4,'y'=2] {'x'}`; all three become sets of devices, and those are
-compared with the sets that each choice of mesh axes makes.
+The program's text says *result bytes*: those of a collective's result on one device. A Traffic also
+gives *wire bytes*, what one device sends over its links, and seconds (`meshbook.wire`). Groups of
+devices are compared with the sets of devices that each choice of mesh axes makes.
 
-Source: openxla/xla, `xla/service/collective_ops_utils.h` (how ids are numbered)
-and `xla/hlo/ir/mesh_and_axis.cc` (the third spelling).
+Source: openxla/xla, `xla/service/collective_ops_utils.h` (how ids are numbered).
 """
 
 import collections
 import itertools
-import re
+import math
 from typing import NamedTuple
 
 import jax
@@ -19,32 +17,39 @@ import numpy as np
 from jax.sharding import Mesh
 
 from meshbook import programs, tallies
+from meshbook.replica_groups import INTS, replica_groups
 from meshbook.verdicts import aligned, markdown
+from meshbook.wire import WIRE, wire_bytes, wire_seconds
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute",
          "collective-broadcast", "ragged-all-to-all")
 UNKNOWN = ("?",)
-INTS = re.compile(r"-?\d+")
+HEADER = ("collective", "along", "count", "result bytes per device", "wire bytes per device")
 
 
 class Moved(NamedTuple):
-    """How many collectives ran, and how many bytes their results have on one device."""
+    """How many collectives ran, and how many bytes their results have on one device.
 
-    count: int
+    A prediction may leave the count open: None, printed as ?.
+    """
+
+    count: int | None
     bytes: int
 
 
 class Traffic(dict):
-    """What one device exchanges in one run: (kind, axes) -> Moved(count, bytes).
+    """What one device exchanges in one run: (kind, axes) -> Moved(count, result bytes).
 
     `axes` is a tuple of names in the order of the mesh, such as ("model",); collectives whose
     groups are those of no set of axes stand under ("?",), and `odd` has one such set of groups.
-    Prints as an aligned table.
+    `sizes` are those of the mesh's axes, such as {"batch": 4, "model": 2}, from which wire bytes
+    follow; under "?" it has the size of those odd groups, if they all have one size.
+    Prints as an aligned table, with ? for wire bytes that nothing is known of.
     """
 
-    def __init__(self, moved=(), odd=""):
+    def __init__(self, moved=(), sizes=None, odd=""):
         super().__init__(moved)
-        self.odd = odd
+        self.sizes, self.odd = dict(sizes or {}), odd
 
     @property
     def note(self):
@@ -53,46 +58,89 @@ class Traffic(dict):
 
     def along(self, *axes, kind=None):
         """What moved along exactly these axes, of one kind or of all: Moved(count, bytes)."""
-        return _sum(moved for (found, over), moved in self.items()
-                    if set(over) == set(axes) and kind in (None, found))
+        return _sum(self[key] for key in self._keys(axes, kind))
+
+    def wire(self, *axes, kind=None):
+        """The wire bytes of what moved along exactly these axes, of one kind or of all.
+
+        Raises ValueError where they are not known: without the sizes of the axes, for groups of
+        several sizes that no axes make, and for kinds whose wire bytes depend on the data.
+        """
+        return sum(self._wire(key) for key in self._keys(axes, kind))
+
+    def seconds(self, device, ring=True):
+        """How long a device's links need: {axes: seconds}, one set of axes after the other.
+
+        device: of `meshbook.devices.DEVICES`; ring: whether each mesh axis is a ring of chips, or
+        a line (`meshbook.wire.wire_seconds`). What computation hides of it is not taken off.
+        Raises what `wire` raises.
+        """
+        spent = collections.Counter()
+        for key in self:
+            self._wire(key)  # raises where it is not known
+            sizes = [self.sizes[axis] for axis in key[1]]
+            spent[key[1]] += wire_seconds(key[0], sizes, self[key], device, ring)
+        return dict(spent)
 
     @property
     def total(self):
         """Everything that moved: Moved(count, bytes)."""
         return _sum(self.values())
 
+    @property
+    def wire_total(self):
+        """The wire bytes of everything that moved; raises what `wire` raises."""
+        return sum(map(self._wire, self))
+
+    def _keys(self, axes, kind):
+        return [key for key in self if set(key[1]) == set(axes) and kind in (None, key[0])]
+
+    def _known(self, key):
+        return key[0] in WIRE and self.sizes.keys() >= set(key[1])
+
+    def _wire(self, key):
+        kind, axes = key
+        if not self._known(key):
+            raise ValueError(f"the wire bytes of {kind} along {', '.join(axes)} are not known: "
+                             f"expected a kind among {', '.join(WIRE)} and the size of each axis; "
+                             f"found sizes {self.sizes}")
+        return wire_bytes(kind, math.prod(self.sizes[axis] for axis in axes), self[key].bytes)
+
     def rows(self):
-        """The table's cells: kind, axes, count, bytes, largest first."""
+        """The table's cells: kind, axes, count, result bytes, wire bytes; largest result first."""
         ordered = sorted(self.items(), key=lambda item: (-item[1].bytes, item[0]))
-        return [(kind, ", ".join(axes), f"{moved.count:,}", f"{moved.bytes:,}")
-                for (kind, axes), moved in ordered]
+        return [(key[0], ", ".join(key[1]),
+                 "?" if moved.count is None else f"{moved.count:,}", f"{moved.bytes:,}",
+                 f"{self._wire(key):,.0f}" if self._known(key) else "?")
+                for key, moved in ordered]
 
     def __repr__(self):
         if not self:
             return "no collectives"
-        return aligned(("collective", "along", "count", "bytes a device"), self.rows(),
-                       numbers=2) + self.note.replace("\n\n", "\n")
+        return aligned(HEADER, self.rows(), numbers=3) + self.note.replace("\n\n", "\n")
 
     def _repr_markdown_(self):
         if not self:
             return "no collectives"
-        return markdown(("collective", "along", "count", "bytes a device"), self.rows(),
-                        numbers=2) + self.note
+        return markdown(HEADER, self.rows(), numbers=3) + self.note
 
 
 def _sum(moved):
     moved = list(moved)
-    return Moved(sum(each.count for each in moved), sum(each.bytes for each in moved))
+    is_open = any(each.count is None for each in moved)
+    return Moved(None if is_open else sum(each.count for each in moved),
+                 sum(each.bytes for each in moved))
 
 
 def collectives(compiled, mesh):
     """Count what a compiled program moves along each set of mesh axes.
 
     compiled: `jax.stages.Compiled`, or HLO text. mesh: the mesh it was compiled for.
-    Returns Traffic: for each (kind, axes) how many collectives one device takes part in, and the
-    bytes of their results on one device. Loops are multiplied by their trip counts, the largest
-    branch of a conditional is taken, a `-start` with its `-done` is one collective, and groups
-    of one device, which move nothing, are left out; so axes of size 1 are never named.
+    Returns Traffic: for each (kind, axes) how many collectives one device takes part in, and their
+    result bytes; its `wire` gives wire bytes, its `seconds` the time on a device. Loops are
+    multiplied by their trip counts, the largest branch of a conditional is taken, a `-start` with
+    its `-done` is one collective, and groups of one device, which move nothing, are left out; so
+    axes of size 1 are never named.
     Raises ValueError where the mesh has another number of devices than the program,
     UnknownTripCount where a loop with a collective in it does not say how often it turns.
 
@@ -117,8 +165,15 @@ def collectives(compiled, mesh):
     counted = tallies.tally(program, measure)
     keys = sorted({key[:2] for key in counted})
     moved = {key: Moved(counted[*key, "count"], counted[*key, "bytes"]) for key in keys}
-    groups = odd[0][:4] if odd else ()
-    return Traffic(moved, " ".join(_named(group, mesh, places) for group in groups))
+    shown = " ".join(_named(group, mesh, places) for group in (odd[0][:4] if odd else ()))
+    return Traffic(moved, _sizes(mesh, odd), shown)
+
+
+def _sizes(mesh, odd):
+    """The sizes of the mesh's axes, and under "?" that of odd groups, where there is but one."""
+    sizes = dict(mesh.shape) if mesh is not None else {}
+    several = {len(group) for groups in odd for group in groups}
+    return sizes | ({"?": several.pop()} if len(several) == 1 else {})
 
 
 def _named(group, mesh, places):
@@ -237,48 +292,3 @@ def _groups(instruction, kind, program):
         return [everyone[group].ravel().tolist() for group in groups]
     groups = groups or [list(range(partitions))]  # numbers are partitions
     return [everyone[at, group].tolist() for group in groups for at in range(replicas)]
-
-
-def replica_groups(text):
-    """Read replica_groups in any of its spellings: a list of groups of device numbers.
-
-    >>> replica_groups("[2,4]<=[4,2]T(1,0)")
-    [[0, 2, 4, 6], [1, 3, 5, 7]]
-    """
-    if text.startswith("mesh["):
-        return _mesh_groups(text)
-    if "<=" in text:
-        return _iota(text).tolist()
-    groups = re.findall(r"{([^{}]*\d[^{}]*)}", text)
-    return [[int(each) for each in INTS.findall(group)] for group in groups]
-
-
-def _iota(text):
-    """`[shape]<=[extents]T(order)`: count through the extents, transpose, reshape."""
-    shape, extents, order = re.match(r"\[([\d,]*)\]<=\[([\d,]*)\](?:T\(([\d,]*)\))?", text).groups()
-    numbers = lambda part: [int(each) for each in part.split(",")]
-    counted = np.arange(np.prod(numbers(extents))).reshape(numbers(extents))
-    return counted.transpose(numbers(order) if order else None).reshape(numbers(shape))
-
-
-def _mesh_groups(text):
-    """`mesh['x'=4,'y'=2] {'x'}`, with device_ids=(...) where the mesh is not in order."""
-    axes, devices, chosen = re.fullmatch(r"mesh\[(.*?)\](.*?)\s*\{([^{}]*)\}", text).groups()
-    sizes = {name: int(size) for name, size in re.findall(r"'?([^',=]+)'?=(\d+)", axes)}
-    ids = np.arange(np.prod(list(sizes.values())))
-    turned = re.search(r"(\[[\d,]+\])T(\([\d,]+\))", devices)
-    if "<=" in devices:
-        ids = _iota(devices[devices.index("["):])
-    elif turned:  # ([4,2]T(1,0)): all devices, counted through the extents, transposed
-        ids = _iota(f"[{ids.size}]<={turned[1]}T{turned[2]}")
-    elif INTS.search(devices):
-        ids = np.array([int(each) for each in INTS.findall(devices)])
-    extents, picked = [], []
-    for name, size in sizes.items():  # 'x':(2)2 is the part of x behind its first factor 2
-        parts = re.findall(rf"'?{re.escape(name)}'?(?::\((\d+)\)(\d+))?(?=,|$)", chosen)
-        before, width = (int(each) for each in parts[0]) if parts and parts[0][1] else (1, size)
-        picked += [len(extents) + 1] if parts else []
-        extents += [before, width, size // before // width]
-    rest = [at for at in range(len(extents)) if at not in picked]
-    width = np.prod([extents[at] for at in picked])
-    return ids.reshape(extents).transpose(rest + picked).reshape(-1, width).tolist()

@@ -1,212 +1,33 @@
-"""State, loss, one step, the loop: for any model that maps inputs to logits.
+"""One step, the loop, evaluation: for any model that maps inputs to logits.
 
-A model is an `nnx.Module` called as `model(inputs, key=None)`: with a key it trains
-(dropout on), without one it evaluates. It is taken apart once, when the state is
-created; a step sees only nested dicts of arrays, so nothing walks an object tree.
+The arrays that a step takes and returns are those of `meshbook.states`, whose names
+stand here too.
 """
 from __future__ import annotations
 
 import collections
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Callable
 
 import jax
 import jax.numpy as jnp
-import optax
-from flax import nnx
-from flax.serialization import from_state_dict, to_state_dict
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from meshbook.sharding import inside, on, pin, place
+from meshbook import proofs
+from meshbook.optimizers import found_in, last_gradients, weights_of_moments
+from meshbook.sharding import inside, pin, place
+from meshbook.states import (
+    Program, TrainState, abstract_state, as_it_is, compiled_fast, create_state,
+    initialiser, loss_and_metrics, nested, take_apart, weighted_mean
+)
 
-
-def weighted_mean(x, weight=None):
-    """Mean of x; with weight (0 for padding), of what counts."""
-    return x.mean() if weight is None else (x * weight).sum() / weight.sum()
-
-
-def loss_and_metrics(params, program, batch, key=None):
-    """Mean cross-entropy in nats, and the metrics of one batch.
-
-    batch: inputs (B, ...), labels (B, ...) integer, and optionally weight of the
-    same shape as labels (0 for padding). key None: evaluation.
-    """
-    keys = (None, None) if key is None else jax.random.split(key)
-    with jax.named_scope("prepare"):
-        inputs = program.prepare(batch["inputs"], keys[0])
-    logits = program.apply(params, inputs, keys[1]).astype(jnp.float32)
-    with jax.named_scope("loss"):
-        labels = batch["labels"]
-        losses = optax.softmax_cross_entropy_with_integer_labels(
-            logits, labels
-        )
-        right = (logits.argmax(-1) == labels).astype(jnp.float32)
-        mean = partial(weighted_mean, weight=batch.get("weight"))
-        loss = mean(losses)
-        return loss, {"loss": loss, "accuracy": mean(right)}
-
-
-@dataclass(frozen=True, eq=False)
-class Program:
-    """What a training run is besides its arrays: model, optimizer, mesh, layouts, loss.
-
-    loss(params, program, batch, key=None) -> (loss, metrics): see loss_and_metrics.
-    """
-
-    graph: Any
-    variables: Any
-    optimizer: optax.GradientTransformation
-    mesh: jax.sharding.Mesh | None
-    prepare: Callable
-    loss: Callable = loss_and_metrics
-
-    def model(self, params):
-        """The model, put together again with these parameters."""
-        variables = jax.tree.map(lambda x: x, self.variables)
-        pure = from_state_dict(nnx.to_pure_dict(variables), params)
-        nnx.replace_by_pure_dict(variables, pure)
-        return nnx.merge(self.graph, variables)
-
-    def apply(self, params, inputs, key=None):
-        """The model's logits with these parameters; with a key, dropout is on."""
-        return self.model(params)(inputs, key=key)
-
-    @property
-    def specs(self):
-        """The PartitionSpec of every parameter and of every optimizer leaf."""
-        params = nested(nnx.get_partition_spec(self.variables))
-        state = jax.eval_shape(self.optimizer.init, nested(self.variables))
-        moments = optax.tree_utils.tree_map_params(
-            self.optimizer, lambda _, spec: spec, state, params,
-            transform_non_params=lambda _: P(),
-        )
-        return params, to_state_dict(moments)
-
-    def update(self, grads, opt_state, params):
-        """The optimizer's step on nested dicts: (new parameters, new state)."""
-        empty = jax.eval_shape(self.optimizer.init, params)
-        old = from_state_dict(empty, opt_state)
-        updates, new = self.optimizer.update(grads, old, params)
-        return optax.apply_updates(params, updates), to_state_dict(new)
-
-
-def nested(variables):
-    """The values of an nnx.State as nested dicts with string keys."""
-    return to_state_dict(nnx.to_pure_dict(variables))
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class TrainState:
-    """A run's arrays, and the program that they belong to.
-
-    step: int32 scalar; params and opt_state: nested dicts of arrays.
-    """
-
-    step: jax.Array
-    params: dict
-    opt_state: dict
-    program: Program = field(metadata={"static": True})
-
-
-def recipe(steps, peak=4e-3):
-    """The book's optimizer: AdamW, whose learning rate warms up and falls again.
-
-    steps: how many there will be; the rate rises to peak during the first tenth
-    and then follows half a cosine down to 0. Source: Loshchilov and Hutter 2019.
-    """
-    rate = optax.warmup_cosine_decay_schedule(0, peak, steps // 10, steps)
-    return optax.adamw(rate, b2=0.99, weight_decay=0.05)
-
-
-def language_recipe(steps, peak=2e-3):
-    """The same for a language model: gradients of a norm above 1 are cut to 1 first."""
-    return optax.chain(optax.clip_by_global_norm(1.0), recipe(steps, peak))
-
-
-def as_it_is(inputs, key=None):
-    """The default `prepare`: inputs reach the model unchanged."""
-    return inputs
-
-
-def create_state(
-    make_model, optimizer, mesh=None, prepare=as_it_is, loss=loss_and_metrics
-):
-    """Parameters and optimizer state, created directly where they will live.
-
-    make_model: a function without arguments that returns the nnx.Module; it is
-    traced, so no array is ever whole on one device first. prepare(inputs, key)
-    runs inside the step, before the model (key None: evaluation);
-    loss(params, program, batch, key=None) -> (loss, metrics) is what is trained.
-    Raises ValueError for a model with variables that are not nnx.Param, and for
-    sizes that the mesh cannot divide.
-    """
-    with on(mesh):
-        program = take_apart(make_model, optimizer, mesh, prepare, loss)
-        return TrainState(*initialiser(make_model, program)(), program)
-
-
-def take_apart(make_model, optimizer, mesh, prepare, loss=loss_and_metrics):
-    """The Program of a model, found without making any array."""
-    graph, variables, rest = nnx.split(
-        nnx.eval_shape(make_model), nnx.Param, ...
-    )
-    if jax.tree.leaves(rest):
-        paths = {"/".join(map(str, p)) for p, _ in nnx.to_flat_state(rest)}
-        raise ValueError(
-            "training carries nnx.Param only; this model also holds "
-            f"{', '.join(sorted(paths))}. Give it its keys when it is called: "
-            "model(inputs, key=key)"
-        )
-    return Program(graph, variables, optimizer, mesh, prepare, loss)
-
-
-def abstract_state(
-    make_model, optimizer, mesh=None, prepare=as_it_is, loss=loss_and_metrics
-):
-    """What create_state would make, as shapes and layouts without arrays.
-
-    With it a step is lowered and compiled where nothing is run, also for a mesh of
-    devices that are not here (`meshbook.topologies`).
-    """
-    with on(mesh):
-        program = take_apart(make_model, optimizer, mesh, prepare, loss)
-        arrays = jax.eval_shape(partial(initial_arrays, make_model, program))
-    if mesh is None:
-        return TrainState(*arrays, program)
-
-    def lay_out(x, spec):
-        where = NamedSharding(mesh, spec)
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
-
-    layouts = P(), *program.specs
-    return TrainState(*jax.tree.map(lay_out, arrays, layouts), program)
-
-
-def initial_arrays(make_model, program):
-    """Step number, parameters and optimizer state of a run that begins."""
-    params = nested(nnx.state(make_model(), nnx.Param))
-    opt_state = to_state_dict(program.optimizer.init(params))
-    return jnp.zeros((), jnp.int32), params, opt_state
-
-
-def initialiser(make_model, program):
-    """A jitted function that makes the initial arrays, each in place.
-
-    It runs once: where the devices are CPUs, LLVM takes a third of the time
-    over it, for the same HLO.
-    """
-    init, mesh = partial(initial_arrays, make_model, program), program.mesh
-    layouts, devices = None, jax.devices()
-    if mesh is not None:
-        place_on = partial(NamedSharding, mesh)
-        layouts = jax.tree.map(place_on, (P(), *program.specs))
-        devices = mesh.devices.flat
-    options = {}
-    if devices[0].platform == "cpu":
-        options["xla_backend_optimization_level"] = 0
-    return jax.jit(init, out_shardings=layouts, compiler_options=options)
+__all__ = [
+    "Program", "TrainState", "abstract_state", "as_it_is", "compile_step",
+    "create_state", "evaluate", "evaluation_step", "fit", "initialiser",
+    "loss_and_metrics", "nested", "run", "take_apart", "train_step",
+    "value_and_gradients", "weighted_mean",
+]
 
 
 def value_and_gradients(state, batch, key):
@@ -214,13 +35,6 @@ def value_and_gradients(state, batch, key):
     key = jax.random.fold_in(key, state.step)
     grad = jax.value_and_grad(state.program.loss, has_aux=True)
     return grad(state.params, state.program, batch, key)
-
-
-@jax.jit
-def gradients(state, batch, key):
-    """The gradients that train_step would use, laid out like the parameters."""
-    with inside(state.program.mesh):
-        return value_and_gradients(state, batch, key)[1]
 
 
 @partial(jax.jit, donate_argnums=0)
@@ -242,6 +56,69 @@ def train_step(state, batch, key):
         return new, metrics
 
 
+def compile_step(state, batch, key):
+    """The program that train_step is for these arrays, at the highest matmul precision.
+
+    state, batch: arrays, or shapes with shardings. On a CPU, products of float32
+    are that precise anyway; a TPU would round their factors to bfloat16, a recent
+    GPU to TF32.
+    """
+    options = compiled_fast(state.program.mesh)
+    with jax.default_matmul_precision("highest"):
+        return train_step.lower(state, batch, key).compile(options)
+
+
+def run(state, key, program=None):
+    """This training as one side of `proofs.assert_same_training`: a proofs.Run.
+
+    program: what `compile_step` made of the state; without it, the first batch
+    compiles it. A step is one call of it on a NumPy batch. The gradients are read
+    from the program too: an optimizer's first moments before and after a step say
+    what its gradient was (of which Adam's losses depend on the direction only).
+    Their norm is a metric: before clipping where the optimizer keeps that, as
+    `language_recipe` does. Parameters are compared if it has no second moments.
+    `optax.sgd(rate, momentum=0.0)` is plain SGD that keeps its gradient.
+    Raises ValueError for an optimizer that keeps none.
+    """
+    mesh, programs = state.program.mesh, [program] if program else []
+    adaptive = found_in(state.opt_state, "nu") is not None
+    moment = "mu" if adaptive else "trace"
+    if found_in(state.opt_state, moment) is None:
+        raise ValueError(
+            "expected an optimizer that keeps its gradients, such as "
+            "optax.sgd(rate, momentum=0.0) or Adam; found a state with "
+            f"{', '.join(sorted(state.opt_state)) or 'nothing'}"
+        )
+    weights = weights_of_moments(state.program.optimizer, moment)
+    if mesh is not None:
+        key, weights = jax.device_put((key, weights), NamedSharding(mesh, P()))
+
+    def observed(state, batch):
+        batch = place(batch, mesh)
+        if not programs:
+            programs.append(compile_step(state, batch, key))
+        before = copied(found_in(state.opt_state, moment))  # the step donates it
+        state, metrics = programs[0](state, batch, key)
+        after = found_in(state.opt_state, moment)
+        return state, metrics, *last_gradients(before, after, *weights)
+
+    def step(state, batch):
+        state, metrics, _, norm = observed(state, batch)
+        unclipped = found_in(state.opt_state, "gradient_norm")
+        norm = norm if unclipped is None else unclipped
+        return state, metrics | {"gradient_norm": norm}
+
+    params = None if adaptive else lambda state: state.params
+    gradients = lambda state, batch: observed(state, batch)[2]
+    return proofs.Run(step, state, gradients, params)
+
+
+@jax.jit
+def copied(tree):
+    """The same arrays in memory of their own."""
+    return jax.tree.map(jnp.copy, tree)
+
+
 @jax.jit
 def evaluation_step(state, batch):
     """Sums over one batch, dropout off: (loss, right answers, labels that count)."""
@@ -259,7 +136,7 @@ def evaluate(state, batches):
     """
     totals = None
     for batch in batches:
-        weight = jnp.ones(batch["labels"].shape, jnp.float32)
+        weight = np.ones(batch["labels"].shape, np.float32)
         batch = place({"weight": weight} | batch, state.program.mesh)
         sums = evaluation_step(state, batch)
         totals = sums if totals is None else jax.tree.map(jnp.add, totals, sums)

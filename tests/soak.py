@@ -44,14 +44,15 @@ class Tiny(nnx.Module):
         return jax.nn.relu(x_BX @ self.w_XF[...]) @ self.w_FC[...]
 
 
-def make_state(mesh=(4, 2), fatal=-1, **sizes):
+def make_state(mesh=(4, 2), fatal=-1, optimizer=None, **sizes):
     """A fresh TrainState of Tiny; on a mesh its hidden units are split over "model".
 
     The update number `fatal`, counted from 0, makes every weight infinite or NaN.
     """
     rate = lambda count: jnp.where(count == fatal, jnp.inf, 0.01)
     mesh = mesh and make_mesh(mesh, axis_types=AxisType.Auto)
-    return create_state(lambda: Tiny(mesh is not None, **sizes), optax.adam(rate), mesh)
+    make = lambda: Tiny(mesh is not None, **sizes)
+    return create_state(make, optimizer or optax.adam(rate), mesh)
 
 
 def make_stream():

@@ -46,8 +46,10 @@ def in_python(config, device, choice):
         found = estimate(config, choice["row"], mesh, choice["batch"], device)
     except ValueError as error:
         return str(error).partition(":")[0]
-    moved = [[kind, axis, each.bytes] for (kind, (axis,)), each in found.traffic.items()]
-    return found._asdict() | {"traffic": sorted(moved)}
+    traffic = found.traffic
+    moved = [[kind, axis, each.bytes, pytest.approx(traffic.wire(axis, kind=kind), rel=1e-12)]
+             for (kind, (axis,)), each in traffic.items()]
+    return found._asdict() | {"traffic": sorted(moved, key=lambda each: each[:2])}
 
 
 @pytest.fixture
@@ -71,7 +73,7 @@ def test_the_script_gives_what_python_gives(tab):
             assert answer == expected
             refused += 1
             continue
-        answer["traffic"] = sorted(answer["traffic"])
+        answer["traffic"] = sorted(answer["traffic"], key=lambda each: each[:2])
         for name in ("memory", "peak", "traffic"):
             assert answer[name] == expected[name], (name, choice)
         assert float(answer["useful"]) == float(expected["useful"])  # beyond 2^53 a double is both
@@ -106,8 +108,10 @@ def test_the_form_shows_what_the_script_says_and_the_address_keeps_it(tab):
     cells = tab.locator("table", has_text="Collectives of a step").inner_text()
     expected = estimate(ViTConfig(), "fully_sharded", {"batch": 4, "model": 2}, 65_536,
                         DEVICES["TPU v5e"])
-    for moved in expected.traffic.values():
-        assert f"{moved.bytes:,}" in cells
+    assert "result bytes per device\twire bytes per device" in cells
+    for (kind, (axis,)), moved in expected.traffic.items():
+        wire = expected.traffic.wire(axis, kind=kind)
+        assert f"{kind} along {axis}\t{moved.bytes:,}\t{wire:,.0f}" in cells
     shown, address = tab.locator(".calculator-output").inner_text(), tab.url
     other = tab.context.new_page()
     other.goto(address)

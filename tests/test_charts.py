@@ -53,7 +53,7 @@ def test_words_stay_inside_and_do_not_cross_the_limit():
 
 def test_points_lie_where_their_values_are():
     pairs = [(1.0, 1.0), (10.4, 10.0), (96.0, 100.0)]
-    picture = charts.draw_agreement({"v2": pairs}, "GB", "three", band=0.04)
+    picture = charts.draw_agreement({"peak": {"v2": pairs}}, "GB", "three", band=0.04)
     nodes = [node.attrib for node in ElementTree.fromstring(picture.html).iter()]
     (x1, y1), (x2, y2), (x3, y3) = [(float(each["cx"]), float(each["cy"])) for each in nodes
                                     if "cx" in each]
@@ -67,4 +67,27 @@ def test_points_lie_where_their_values_are():
 def test_points_that_no_logarithm_takes_are_refused():
     for points in ({}, {"v2": [(0.0, 1.0)]}):
         with pytest.raises(ValueError, match="positive values; found"):
-            charts.draw_agreement(points, "GB", "nothing")
+            charts.draw_agreement({"peak": points}, "GB", "nothing", band=0.05)
+
+
+def test_panels_share_the_sizes_and_the_colours():
+    pairs = {"v2": [(1.0, 1.0)], "v5e": [(10.4, 10.0)]}
+    picture = charts.draw_agreement({"live": pairs, "peak": pairs}, "GB", "two twice", band=0.1)
+    points = [node.attrib for node in ElementTree.fromstring(picture.html).iter()
+              if "cx" in node.attrib]
+    upper, lower = points[:2], points[2:]
+    for above, below in zip(upper, lower, strict=True):
+        assert above["cx"] == below["cx"] and above["fill"] == below["fill"]
+        assert float(below["cy"]) - float(above["cy"]) > 100
+    assert upper[0]["fill"] != upper[1]["fill"]
+
+
+def test_a_spread_ends_at_the_worst_and_its_bar_at_nine_in_ten():
+    shares = [0.01 * n for n in range(1, 11)]
+    picture = charts.draw_spreads({"v2": {"peak": shares[::-1]}, "v5e": {"peak": [0.2]}}, "two")
+    bars = dict(zip(("v2", "v5e"), (width for _, width in solid(picture)), strict=True))
+    assert bars["v2"] / bars["v5e"] == pytest.approx(0.09 / 0.2, rel=1e-2)
+    assert "10.0% at worst" in picture.html and "20.0% at worst" in picture.html
+    for nothing in ({}, {"v2": {"peak": []}}):
+        with pytest.raises(ValueError, match="at least one share; found"):
+            charts.draw_spreads(nothing, "nothing")

@@ -19,7 +19,7 @@ import pytest
 from flax import nnx
 from soak import make_state, make_stream, train
 
-from meshbook import checkpoints, manifests, runs
+from meshbook import checkpointfiles, checkpoints, contents, manifests, runs
 from meshbook.checkpoints import Checkpoints, NotSaved, OtherModel, restore, steps
 from meshbook.sharding import Sharding, make_mesh
 from meshbook.training import create_state, fit
@@ -52,6 +52,14 @@ def fresh():
     return make_state()
 
 
+@contextlib.contextmanager
+def begun(folder, state, key, **options):
+    """Checkpoints of a folder whose run was resumed, or began."""
+    with Checkpoints(folder, **options) as run:
+        run.resume(state, make_stream(), key)
+        yield run
+
+
 def numbers(state):
     """Every array of a state, as NumPy, by its path."""
     leaves = jax.tree.leaves_with_path(checkpoints.arrays(state))
@@ -78,7 +86,7 @@ def test_all_of_a_run_comes_back(tmp_path, key):
         state, _ = fit(state, rest, key, run.on_step(stream, key, every=5))
     stream, next_batch = make_stream(), next(stream)
     with Checkpoints(tmp_path) as run:
-        found, found_key = run.resume(make_state(), stream, jax.random.key(0))
+        found, found_key = run.resume(make_state(), stream, key)
     assert int(found.step) == 7
     assert_equal(found, state)
     assert jax.random.key_data(found_key).tolist() == jax.random.key_data(key).tolist()
@@ -90,9 +98,10 @@ def test_the_manifest_describes_every_file_and_every_leaf(saved):
     files = {path.relative_to(saved / "10").as_posix()
              for path in (saved / "10").rglob("*") if path.is_file()}
     assert set(manifest["files"]) | {"manifest.json"} == files
-    weights = {"dtype": "float32", "shape": [64, 32], "spec": [None, "model"]}
-    assert manifest["leaves"]["params/w_XF"] == weights
-    assert manifest["leaves"]["opt_state/0/mu/w_XF"] == weights
+    hashes = contents.digests(contents.host_copy(checkpoints.arrays(restore(saved, make_state()))))
+    for name in ("params/w_XF", "opt_state/0/mu/w_XF"):
+        assert manifest["leaves"][name] == {"dtype": "float32", "shape": [64, 32],
+                                            "spec": [None, "model"], "sha256": hashes[name]}
     assert manifest["position"] == {"json": {"next_index": 10}} and manifest["step"] == 10
 
 
@@ -104,7 +113,7 @@ def vit(mesh, row, seed=0):
 
 def assert_moved(state, there, folder, key):
     """Save the state, resume into another one, and return what came: equal, but laid out anew."""
-    with Checkpoints(folder) as run:
+    with begun(folder, state, key) as run:
         run.save(state, WHERE, key)
     with Checkpoints(folder) as run:
         found, _ = run.resume(there, make_stream(), key)
@@ -129,41 +138,28 @@ def test_a_state_moves_from_one_table_of_layouts_to_another(tmp_path, key):
 
 def test_each_device_is_given_its_own_part_and_no_more(saved, monkeypatch):
     there = make_state((2, 4))
-    put, sizes = jax.device_put, []
-    monkeypatch.setattr(jax, "device_put", lambda x, *a, **k: sizes.append(np.size(x)) or
-                        put(x, *a, **k))
+    make, sizes = jax.make_array_from_callback, []
+
+    def counting(shape, sharding, part):
+        return make(shape, sharding, lambda index: sizes.append(part(index).size) or part(index))
+
+    monkeypatch.setattr(jax, "make_array_from_callback", counting)
     restore(saved, there)
     parts = [shard.data.size for x in jax.tree.leaves(there) for shard in x.addressable_shards]
-    assert collections.Counter(sizes) == collections.Counter(parts)
-
-
-class Late:
-    """A saver that reads the arrays when it writes them, and not when it is given them."""
-
-    def __init__(self, saver):
-        self.saver = saver
-
-    def save(self, path, args):
-        self.path, self.args = path, args
-
-    def wait_until_finished(self):
-        try:
-            self.saver.save(self.path, args=self.args)
-        finally:
-            self.saver.wait_until_finished()
+    assert set(sizes) == set(parts) and len(sizes) <= len(parts)  # equal parts are read once
 
 
 @pytest.mark.parametrize("mesh", [(4, 2), None])
-@pytest.mark.parametrize("saver, right", [(lambda saver: saver, True), (Late, False)])
+@pytest.mark.parametrize("copy, right", [(contents.host_copy, True), (lambda tree: tree, False)])
 def test_a_save_has_its_own_numbers_when_the_next_step_takes_the_memory(
-        tmp_path, key, monkeypatch, mesh, saver, right):
+        tmp_path, key, monkeypatch, mesh, copy, right):
     state, stream, go = make_state(mesh, hidden=2048), make_stream(), threading.Event()
-    with Checkpoints(tmp_path) as run, contextlib.ExitStack() as stack:
+    monkeypatch.setattr(checkpoints, "host_copy", copy)
+    with begun(tmp_path, state, key) as run, contextlib.ExitStack() as stack:
         stack.callback(go.set)  # whatever fails here, nobody waits for ever
         state, _ = fit(state, itertools.islice(stream, 2), key)
-        expected = jax.tree.map(lambda x: x.copy(), state)
-        run.saver, publish = saver(run.saver), run.publish
-        monkeypatch.setattr(run, "publish", lambda *what: go.wait() and publish(*what))
+        expected, write = jax.tree.map(lambda x: x.copy(), state), run.write
+        monkeypatch.setattr(run, "write", lambda *what: go.wait() and write(*what))
         run.save(state, stream.get_state(), key)
         late, _ = fit(state, itertools.islice(stream, 20), key)
         jax.block_until_ready(late)
@@ -176,8 +172,21 @@ def test_a_save_has_its_own_numbers_when_the_next_step_takes_the_memory(
         assert_equal(restore(tmp_path, late), expected)
 
 
+def test_a_host_copy_leaves_the_devices_their_memory(key):
+    state, stream = make_state(), make_stream()
+    held = contents.host_copy(checkpoints.arrays(state))
+    pointers = [x.unsafe_buffer_pointer() for x in first_shards(state.params)]
+    state, _ = fit(state, itertools.islice(stream, 1), key)
+    assert [x.unsafe_buffer_pointer() for x in first_shards(state.params)] == pointers
+    assert_equal(dataclasses.replace(state, **held), make_state())
+
+
+def first_shards(tree):
+    return [x.addressable_shards[0].data for x in jax.tree.leaves(tree)]
+
+
 def test_the_newest_remain(tmp_path, fresh, key):
-    with Checkpoints(tmp_path, keep=2) as run:
+    with begun(tmp_path, fresh, key, keep=2) as run:
         for step in (3, 4, 10, 11):
             run.save(at(fresh, step), WHERE, key)
     assert steps(tmp_path) == [10, 11]
@@ -185,11 +194,13 @@ def test_the_newest_remain(tmp_path, fresh, key):
 
 def test_a_kill_while_an_old_step_is_deleted_leaves_no_half_of_it(
         tmp_path, fresh, key, monkeypatch):
-    with Checkpoints(tmp_path, keep=1) as run:
+    with begun(tmp_path, fresh, key, keep=1) as run:
         run.save(at(fresh, 1), WHERE, key)
         run.wait()
         with monkeypatch.context() as patch:
-            patch.setattr(shutil, "rmtree", lambda path, **_: (path / "_METADATA").unlink(True))
+            rmtree = shutil.rmtree
+            patch.setattr(shutil, "rmtree", lambda path, **options: (
+                (path / "_METADATA").unlink() if path.name == "1" else rmtree(path, **options)))
             run.save(at(fresh, 2), WHERE, key)
             run.wait()
         assert steps(tmp_path) == [2] and os.listdir(tmp_path / ".saving") == ["1"]
@@ -261,6 +272,14 @@ def test_a_step_under_another_name_is_damaged(folder, fresh):
         assert int(restore(folder, fresh).step) == 5
 
 
+def test_a_checkpoint_without_an_identity_is_skipped(folder, fresh):
+    content = manifests.verify(folder / "10")
+    (folder / "10" / manifests.NAME).unlink()
+    manifests.write(folder / "10", {name: x for name, x in content.items() if name != "identity"})
+    with pytest.warns(UserWarning, match="step 10 is skipped: expected the identity of a run"):
+        assert int(restore(folder, fresh).step) == 5
+
+
 def test_stray_folders_are_ignored(folder, fresh, key):
     for name in ("notes", "12.tmp", "007", "-3", "10.damaged", ".saving/15"):
         (folder / name).mkdir(parents=True)
@@ -282,10 +301,10 @@ def test_damaged_checkpoints_are_set_aside_and_never_deleted(folder, fresh):
     with pytest.warns(UserWarning, match="step 10 is skipped"):
         train(folder, 20)  # keeps two
     assert steps(folder) == [15, 20] and (folder / "10.damaged").is_dir()
-    flip(folder / "15" / "_METADATA", random.Random(0))
-    with pytest.warns(UserWarning, match="step 15 is skipped"):
-        train(folder, 30)
-    assert steps(folder) == [15, 25, 30]
+    flip(folder / "20" / "_METADATA", random.Random(0))
+    with pytest.warns(UserWarning, match="step 20 is skipped"):
+        train(folder, 19)
+    assert steps(folder) == [15, 19, 20]  # known to be damaged: it does not count
 
 
 def test_nothing_intact(folder, fresh, key):
@@ -322,7 +341,7 @@ def at_most(size):
 
 
 def test_a_write_that_fails_is_a_clear_error(tmp_path, fresh, key):
-    with Checkpoints(tmp_path) as run:
+    with begun(tmp_path, fresh, key) as run:
         run.save(at(fresh, 1), WHERE, key)
         run.wait()
         with at_most(5_000), pytest.raises(NotSaved, match=r"step 2 could not be saved .* newest "
@@ -336,7 +355,7 @@ def test_a_write_that_fails_is_a_clear_error(tmp_path, fresh, key):
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_at_once(tmp_path, fresh, key):
-    with Checkpoints(tmp_path) as run:
+    with begun(tmp_path, fresh, key) as run:
         (tmp_path / ".saving").write_text("a file, where a folder is to be")
         with pytest.raises(NotSaved, match="step 1 could not be saved"):
             run.save(at(fresh, 1), WHERE, key)
@@ -355,8 +374,8 @@ def small_disk(tmp_path):
 
 
 def test_a_disk_that_is_full(small_disk, fresh, key):
-    with Checkpoints(small_disk / "run", keep=99) as run:
-        with pytest.raises(NotSaved, match=r"the disk is full; .* found [\d,]+ bytes free") as end:
+    with begun(small_disk / "run", fresh, key, keep=99) as run:
+        with pytest.raises(NotSaved, match=r"the disk is full; .*[\d,]+ bytes are free") as end:
             for step in range(1, 99):  # about eight have room
                 run.save(at(fresh, step), WHERE, key)
                 run.wait()
@@ -387,6 +406,7 @@ def read_ahead(stream):
 def test_the_position_is_that_of_the_step(tmp_path, key, wrap, right):
     state, stream = make_state(), make_stream()
     with Checkpoints(tmp_path) as run:
+        run.resume(state, stream, key)
         batches = itertools.islice(wrap(stream), 4)
         fit(state, batches, key, run.on_step(stream, key, every=4))
     position = manifests.read(tmp_path / "4")["position"]["json"]
@@ -401,18 +421,19 @@ def test_positions_come_back(position):
 
 @pytest.mark.parametrize("position", [(1, 2), {1: 2}, {"a": float("nan")}, {"a": {1}}])
 def test_positions_that_json_would_change_are_refused(tmp_path, fresh, key, position):
-    with Checkpoints(tmp_path) as run, pytest.raises(TypeError, match="expected what JSON"):
+    with begun(tmp_path, fresh, key) as run, pytest.raises(TypeError, match="expected what JSON"):
         run.save(fresh, position, key)
 
 
 def test_old_keys_are_refused(tmp_path, fresh):
-    with Checkpoints(tmp_path) as run, pytest.raises(TypeError, match="jax.random.key, found an"):
+    with begun(tmp_path, fresh, jax.random.key(0)) as run, pytest.raises(
+            TypeError, match="jax.random.key, found an"):
         run.save(fresh, WHERE, jax.random.PRNGKey(0))
 
 
 def test_two_runs_are_not_mixed(folder, fresh, key):
     with Checkpoints(folder) as run:
-        with pytest.raises(ValueError, match=r"steps \[5, 10\]: call resume"):
+        with pytest.raises(ValueError, match=r"expected resume\(\) before the first save"):
             run.save(fresh, WHERE, key)
         state, _ = run.resume(fresh, make_stream(), key)
         with pytest.raises(ValueError, match="expected a step after 10, .* found step 4"):
@@ -420,10 +441,15 @@ def test_two_runs_are_not_mixed(folder, fresh, key):
 
 
 @pytest.mark.parametrize("bad", [{"keep": 0}, {"every": 0}])
-def test_bad_numbers(tmp_path, key, bad):
+def test_bad_numbers(tmp_path, fresh, key, bad):
     with pytest.raises(ValueError, match="at least 1; found 0"):
-        with Checkpoints(tmp_path, keep=bad.get("keep", 1)) as run:
-            run.on_step(make_stream(), key, bad["every"])
+        with begun(tmp_path, fresh, key, keep=bad.get("keep", 1)) as run:
+            run.on_step(run.stream, key, bad["every"])
+
+
+def test_on_step_wants_the_stream_that_resume_was_given(tmp_path, fresh, key):
+    with begun(tmp_path, fresh, key) as run, pytest.raises(ValueError, match="expected the stream"):
+        run.on_step(make_stream(), key, 1)
 
 
 def test_an_error_of_the_reader_is_not_hidden(tmp_path, monkeypatch):

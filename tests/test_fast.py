@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from jax.sharding import AxisType
 from tiny_gpt import CONFIG as GPT, place_all, tiny_state
-from tiny_vit import KEY, run
+from tiny_vit import KEY, QUICKLY, run
 
 from meshbook import costs, proofs
 from meshbook.fast import (
@@ -42,8 +42,9 @@ def words(seed):
 def compiled(model=ViT, mesh=None):
     mesh = mesh and make_mesh(mesh[0], axis_types=mesh[1])
     table = Sharding.tensor_parallel() if mesh else Sharding.none()
-    state = create_state(lambda: model(CONFIG, table, rngs=nnx.Rngs(0)), optax.sgd(0.05), mesh)
-    return state, train_step.lower(state, place(images(0), mesh), KEY).compile()
+    make = lambda: model(CONFIG, table, rngs=nnx.Rngs(0))
+    state = create_state(make, optax.sgd(0.05, momentum=0.0), mesh)
+    return state, train_step.lower(state, place(images(0), mesh), KEY).compile(QUICKLY)
 
 
 def parameters(model):
@@ -83,9 +84,7 @@ def test_a_kernel_gives_the_same_attention_for_even_and_odd_lengths(causal, leng
 def test_only_what_nobody_reads_is_left_out():
     for kind, saved in (ViT, 0), (FastViT, class_token_saving(CONFIG, B)):
         useful, _ = costs.vit_step_flops(CONFIG, B)
-        # two sums over a single query, which XLA does not make as products
-        single = saved and 2 * 2 * B * CONFIG.tokens * CONFIG.embed
-        proofs.assert_divided(compiled(kind)[1], 1, useful - saved - single, rtol=1e-9)
+        proofs.assert_divided(compiled(kind)[1], 1, useful - saved, rtol=1e-9)
 
 
 def test_at_the_size_of_the_source_it_is_a_seventh():
@@ -138,15 +137,15 @@ def test_several_steps_in_one_call_are_the_same_steps():
 def test_several_steps_do_as_much_work_as_one_by_one():
     state, step = compiled()
     batches = jax.tree.map(lambda x: np.stack([x] * 3), images(0))
-    many = train_steps.lower(state, batches, KEY).compile()
+    many = train_steps.lower(state, batches, KEY).compile(QUICKLY)
     assert proofs.work(many) == 3 * proofs.work(step)
 
 
 @pytest.mark.parametrize("loss", [language_loss, ONE_PASS])
 def test_the_fast_minigpt_trains_alike(loss):
-    plain = tiny_state(optimizer=optax.sgd(0.05))
+    plain = tiny_state(optimizer=optax.sgd(0.05, momentum=0.0))
     make = lambda: FastMiniGPT(GPT, Sharding.none(), rngs=nnx.Rngs(0))
-    fast = create_state(make, optax.sgd(0.05), None, loss=loss)
+    fast = create_state(make, optax.sgd(0.05, momentum=0.0), None, loss=loss)
     fast = type(fast)(fast.step, place_all(plain.params, None, None), fast.opt_state, fast.program)
     sides = [run(state, train_step) for state in (fast, plain)]
     proofs.assert_same_training(*sides, [words(seed) for seed in range(3)])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from matplotlib import pyplot
 
-from meshbook import drawings, figures, svg
+from meshbook import drawings, figures, svg, tiles
 from meshbook.figures import assert_tiles, draw_sharding
 from meshbook.liveness import live_bytes
 from meshbook.sharding import make_mesh
@@ -135,6 +135,7 @@ def test_the_tiles_are_the_shards(array):
     drawing = draw_sharding(array)
     assert drawing.tiles == held(array)
     assert_tiles(drawing, array)
+    assert_tiles(drawing, array, np.zeros(array.shape))
 
 
 @given(st.data())
@@ -206,6 +207,29 @@ def test_a_wrong_tile_is_found_and_named():
     on_one = draw_sharding(jax.numpy.zeros((8, 4)))
     with pytest.raises(AssertionError, match="expected devices"):
         assert_tiles(on_one, array)
+
+
+def test_a_drawing_from_wrong_indices_does_not_pass_for_the_data(monkeypatch):
+    """The indices that shards report are what is drawn; the data on the devices are not asked."""
+    array = put((8, 4), "batch", "model")  # all zeros: no slice of it differs from another
+    swapped = {tile: list(reversed(devices)) for tile, devices in zip(
+        tiles.tiles_of(array), reversed(tiles.tiles_of(array).values()), strict=True)}
+    monkeypatch.setattr(drawings, "tiles_of", lambda array: swapped)
+    with pytest.raises(AssertionError, match=r"device \d holds \[.*\], drawn \["):
+        assert_tiles(draw_sharding(array), array)
+
+
+def test_a_shard_with_other_data_is_found():
+    whole = np.arange(32, dtype=np.float32).reshape(8, 4)
+    sharding = NamedSharding(MESH, P("batch", "model"))
+    array = jax.device_put(whole, sharding)
+    assert_tiles(draw_sharding(array), array, whole)
+    pieces = [shard.data for shard in array.addressable_shards]
+    pieces[3] = pieces[3] + 1
+    spoiled = jax.make_array_from_single_device_arrays(whole.shape, sharding, pieces)
+    assert_tiles(draw_sharding(spoiled), spoiled)
+    with pytest.raises(AssertionError, match=r"device 3 holds other data than \[2:4,2:4\]"):
+        assert_tiles(draw_sharding(spoiled), spoiled, whole)
 
 
 def test_replicated_tiles_show_every_copy():

@@ -6,16 +6,18 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import AxisType
-from tiny_gpt import CONFIG, QUICKLY, mesh_of, tiny_state
+from tiny_gpt import CONFIG, QUICKLY, mesh_of, tiny_state, weights
+from tiny_vit import KEY, RULES, run
 
-from meshbook import costs, proofs
+from meshbook import costs, proofs, reference
 from meshbook.gpt import MiniGPTConfig
 from meshbook.losses import language_loss
+from meshbook.optimizers import clipped, language_recipe
 from meshbook.sharding import place
-from meshbook.training import (
-    evaluate, fit, language_recipe, loss_and_metrics, train_step, value_and_gradients)
+from meshbook.traffic import Moved
+from meshbook.training import evaluate, fit, loss_and_metrics, train_step, value_and_gradients
 
-B, L, KEY = 16, CONFIG.layers, jax.random.key(7)
+B, L = 16, CONFIG.layers
 
 
 def batch(seed):
@@ -24,7 +26,7 @@ def batch(seed):
 
 
 BATCHES = [batch(seed) for seed in range(10)]
-CLIPPED = optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.5))
+CLIPPED = optax.chain(clipped(0.5), optax.sgd(0.5, momentum=0.0))
 
 
 @functools.cache
@@ -34,10 +36,11 @@ def compiled(row="none", shape=None, axis_types=AxisType.Explicit):
     return state, train_step.lower(state, place(BATCHES[0], mesh), KEY).compile(QUICKLY)
 
 
-def run(state, program):
-    mesh = state.program.mesh
-    return proofs.Run(lambda state, batch: program(state, place(batch, mesh), KEY), state,
-                      params=lambda state: state.params)
+@functools.cache
+def plain():
+    """The same training from the same weights, of other code, on one device."""
+    return reference.Reference(reference.minigpt, weights(), optax.sgd(0.5), KEY,
+                               rate=CONFIG.dropout, classes=CONFIG.vocabulary, clip=0.5).run()
 
 
 @pytest.mark.parametrize("row, shape, axis_types", [
@@ -49,24 +52,36 @@ def run(state, program):
 ])
 def test_four_proofs(row, shape, axis_types):
     state, program = compiled(row, shape, axis_types)
+    verdict = proofs.assert_same_training(run(state, program), plain(), BATCHES)
+    assert repr(verdict).startswith("same training: 10 steps") and not verdict.zero
     mesh, ways = state.program.mesh, shape[1]
-    proofs.assert_sharded((state.params, state.opt_state), state.program.specs, mesh)
-    proofs.assert_divided(program, 8, *costs.gpt_step_flops(CONFIG, B), rtol=1e-9)
     sharded = row == "fully_sharded"
-    held = [leaf.addressable_shards[0].data.size for leaf in jax.tree.leaves(state.params)]
-    assert sum(held) == costs.gpt_parameters(CONFIG, ways, shape[0] if sharded else 1)
+    held = 2 * 4 * costs.gpt_parameters(CONFIG, ways, shape[0] if sharded else 1)
+    arrays = {"params": state.params, "opt_state": state.opt_state}
+    proofs.assert_sharded(arrays, proofs.by_letters(arrays, RULES[row]), mesh, held + 4)  # the norm
+    proofs.assert_donated(program, held + 4)  # the step number; the old norm is not even read
+    proofs.assert_divided(program, 8, *costs.gpt_step_flops(CONFIG, B), rtol=1e-9)
     traffic = costs.gpt_step_traffic(CONFIG, mesh, B, sharded=sharded)
     if sharded:
-        traffic["batch"] += costs.step_gathers(costs.gpt_parameters, CONFIG, mesh)
+        gathers = costs.step_gathers(costs.gpt_parameters, CONFIG, mesh)
+        traffic["all-gather", ("batch",)] = Moved(10 * L + 3, gathers)
     proofs.assert_communicates(program, mesh, traffic)
-    proofs.assert_same_training(run(state, program), run(*compiled()), BATCHES)
+
+
+def test_on_one_device_it_is_the_training_of_the_reference():
+    a, b = run(*compiled()), plain()
+    norms = [float(b.step(b.state, batch)[1]["gradient_norm"]) for batch in BATCHES[:2]]
+    assert min(norms) > 0.5  # so that they are clipped
+    assert not proofs.assert_same_training(a, b, BATCHES).zero
 
 
 def test_without_clipping_nothing_but_its_norms_is_missing():
     mesh = mesh_of((4, 2))
     whole, less = (costs.gpt_step_traffic(CONFIG, mesh, B, clipped) for clipped in (True, False))
-    assert whole["batch"] == less["batch"]
-    assert whole["model"] - less["model"] == 4 * (6 * L + 3)
+    batch, model = (("all-reduce", (axis,)) for axis in ("batch", "model"))
+    assert whole[batch] == less[batch]
+    assert whole[model].bytes - less[model].bytes == 4 * (6 * L + 3)
+    assert whole[model].count - less[model].count == 1
 
 
 def test_at_the_sources_size_the_work_is_known():

@@ -105,6 +105,12 @@ def test_refused_is_the_message_of_the_error():
         helpers.refused(int, "1")
 
 
+def test_refused_for_another_reason_is_a_crash():
+    assert helpers.refused(int, "x", by=ValueError).startswith("ValueError: invalid literal")
+    with pytest.raises(TypeError):
+        helpers.refused(int, None, by=ValueError)
+
+
 def test_helpers_stay_thin():
     assert len((ROOT / "helpers.py").read_text().splitlines()) <= 200
 

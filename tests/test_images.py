@@ -11,6 +11,8 @@ import types
 import grain
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
+from sklearn.preprocessing import StandardScaler
 
 from meshbook import downloads, images
 
@@ -86,6 +88,29 @@ def test_digits_keep_their_greys():
     large = images.enlarge(grey)[0, :, :, 0]
     assert large[:, 0].tolist() == [0] * 32 and large[:, -1].tolist() == [255] * 32
     assert (np.diff(large.astype(int), axis=1) >= 0).all()
+
+
+def test_digits_are_enlarged_as_torch_does():
+    import torch
+
+    raw = load_digits().images
+    grey = torch.tensor(raw)[:, None] * 255 / 16
+    theirs, nearest = (
+        torch.nn.functional.interpolate(grey, (32, 32), mode=mode).round().numpy()[:, 0]
+        for mode in ("bilinear", "nearest"))
+    ours = images.enlarge(raw)
+    assert all(np.array_equal(ours[..., c], theirs) for c in range(3))
+    assert not np.array_equal(theirs, nearest)  # other interpolations would be noticed
+
+
+def test_mean_and_deviation_are_those_of_scikit_learns_scaler():
+    inputs = np.random.default_rng(0).integers(0, 256, (20, 8, 8, 3), np.uint8)
+    inputs[:10] //= 4  # images differ in brightness
+    scaler = StandardScaler().fit(inputs.reshape(-1, 3) / 255)
+    mean, std = images.channel_statistics(inputs)
+    np.testing.assert_allclose((mean, std), (scaler.mean_, scaler.scale_), rtol=1e-6)
+    within = (inputs / 255).std((1, 2)).mean(0)  # the usual mistake is far outside
+    assert (np.abs(within - scaler.scale_) > 1e-3 * scaler.scale_).all()
 
 
 def test_an_epoch_uses_every_record_at_most_once_and_epochs_differ(numbered):

@@ -88,14 +88,18 @@ def test_and_so_they_are_on_a_mesh_by_every_row_of_the_table(row, axis_types):
 
 
 def traffic(row):
-    """Bytes along each axis of (4, 2): nothing is summed in the loop but three numbers a token."""
+    """What moves on (4, 2): in the loop, a maximum and two sums in one per token, no gradient."""
     head, tokens = D * V + V, B // 4 * T
+    batch, model = ("all-reduce", "batch"), ("all-reduce", "model")
     if row == "none":
         return {}
     if row == "data_parallel":
-        return {"batch": 4 * (head + 3)}
-    gathered = D * V // 2 if row == "fully_sharded" else 0
-    return {"batch": 4 * (head // 2 + 3 + gathered), "model": 4 * (tokens * D + 3 * tokens)}
+        return {batch: (2, 4 * (head + 3))}  # first the sum of the weights
+    sums = 1 + 2 * tokens // CHUNK
+    moved = {batch: (2, 4 * (head // 2 + 3)), model: (sums, 4 * (tokens * D + 3 * tokens))}
+    if row == "fully_sharded":
+        moved["all-gather", "batch"] = (1, 4 * D * V // 2)
+    return moved
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16])
@@ -179,7 +183,9 @@ def test_the_obvious_version_passes_three_proofs_and_fails_the_fourth():
     proofs.assert_sharded(steps.state, specs, mesh)
     proofs.assert_same_training(steps, trained(plain, None, specs)[1], [LABELS] * 5)
     gathered, exchanged = 2 * (D + 1) * B * T, (D + 5) * B * T
-    proofs.assert_communicates(program, mesh, {"batch": 4 * gathered, "model": 4 * exchanged})
+    proofs.assert_communicates(program, mesh, {
+        ("all-gather", "batch"): (4, 4 * gathered),
+        ("all-reduce", "model"): (5 * 16, 4 * exchanged)})  # five in each of the chunks
     useful = 6 * B * T * D * V
     with pytest.raises(proofs.ProofFailed, match=r"expected 1.333 x .*5.333 x") as failure:
         proofs.assert_divided(program, 8, useful, factor=4 / 3)

@@ -110,23 +110,31 @@ def step_with(value_and_grad):
     return step
 
 
-def predicted(mesh, layout, sizes, blocks):
-    """Bytes by axis: partial sums forward and back, gradients, loss; gathers and scatters."""
+def predicted(mesh, layout, sizes, blocks, scanned):
+    """{(kind, axes): (count, bytes)}: partial sums forward and back, gradients, loss; gathers."""
     (B, T, D, F), (batch, model) = sizes, mesh.devices.shape
+    axes = ("batch",)
     if layout == "data":
+        axes = tuple(name for name in mesh.axis_names if mesh.shape[name] > 1)
         batch, model = batch * model, 1
-    local = 2 * D * F // model * blocks
-    along = {}
+    local, moved = 2 * D * F // model * blocks, {}
     if model > 1:
-        along["model"] = 2 * blocks * 4 * (B // batch) * T * D
-    if batch > 1 and layout == "full":  # weights gathered once, gradients scattered
-        along["batch"] = 4 * (local + local // batch + T * D + 1)
+        moved["all-reduce", "model"] = 2 * blocks, 2 * blocks * 4 * (B // batch) * T * D
+    if batch > 1 and layout == "full":
+        moved["all-gather", axes] = 2 * blocks, 4 * local
+        moved["reduce-scatter", axes] = 2 * blocks, 4 * local // batch
+        moved["all-reduce", axes] = 1, 4 * (T * D + 1)
     elif batch > 1:
-        along["batch"] = 4 * (local + T * D + 1)
-    if layout == "data":
-        wide = tuple(name for name in mesh.axis_names if mesh.shape[name] > 1)
-        return {wide: along["batch"]}
-    return along
+        count = 1 + blocks * (scanned and blocks > 1)  # a block's own, within the loop
+        moved["all-reduce", axes] = count, 4 * (local + T * D + 1)
+    return moved
+
+
+def held_by_each(mesh, layout, sizes, blocks):
+    """Bytes of parameters on each device."""
+    (_, T, D, F), (batch, model) = sizes, mesh.devices.shape
+    ways = {"data": 1, "tensor": model, "full": model * batch}[layout]
+    return 4 * (T * D + 2 * D * F * blocks // ways)
 
 
 @functools.cache
@@ -166,13 +174,15 @@ def test_correct_programs_pass_all_proofs(shape, sizes, blocks, scanned, program
     proofs.assert_same_training(
         run(compiled, state, place),
         run(single(sizes, blocks, scanned), reference, lambda batch: batch), batches)
-    proofs.assert_communicates(compiled, mesh, predicted(mesh, layout, sizes, blocks))
+    proofs.assert_communicates(compiled, mesh, predicted(mesh, layout, sizes, blocks, scanned))
     B, T, D, F = sizes
     proofs.assert_divided(compiled, mesh.size, useful=12 * B * T * D * F * blocks)
     after, _ = compiled(state, place(batches[0]))
-    proofs.assert_sharded(after, specs, mesh)
+    whole = jax.device_get(after)
+    proofs.assert_sharded(after, specs, mesh, held_by_each(mesh, layout, sizes, blocks), whole)
     proofs.assert_sharded(after, places)
     proofs.assert_replicas_equal(after)
+    proofs.assert_donated(compiled, held_by_each(mesh, layout, sizes, blocks))
 
 
 @st.composite

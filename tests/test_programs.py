@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as
 from meshbook import programs
 from meshbook.flops import work
 from meshbook.proofs import UnknownTripCount, collectives
-from meshbook.traffic import replica_groups
+from meshbook.replica_groups import replica_groups
 
 HERE = pathlib.Path(__file__).with_name("programs")
 PLATFORMS = ("cpu", "cpu-new", "v2", "v5e")

@@ -67,8 +67,8 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, losses):
     found = runs.read_metrics(tmp_path / "metrics")["loss"]
     assert [found[step] for step in range(1, 9)] == [losses[step] for step in range(1, 9)]
     assert found[9] != found[9]
-    train(tmp_path, 8)  # goes on from step 5
-    assert checkpoints.steps(tmp_path) == [5, 8]
+    train(tmp_path, 7, fatal=7)  # goes on from step 5
+    assert checkpoints.steps(tmp_path) == [5, 7]
 
 
 def test_the_last_step_is_watched_too(tmp_path):

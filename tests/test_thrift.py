@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 from jax.sharding import AxisType
 
-from tiny_vit import KEY, run
+from tiny_vit import KEY, QUICKLY, run
 
 from meshbook import costs, proofs
 from meshbook.sharding import Sharding, make_mesh, place
@@ -34,8 +34,8 @@ def compiled(kind="plain", mesh=None, config=CONFIG):
     mesh = mesh and make_mesh(mesh[0], axis_types=mesh[1])
     table = Sharding.tensor_parallel() if mesh else Sharding.none()
     make = lambda: model(config, table, rngs=nnx.Rngs(0))
-    state = create_state(make, optax.sgd(0.05), mesh, as_it_is, loss)
-    return state, train_step.lower(state, place(batch(0), mesh), KEY).compile()
+    state = create_state(make, optax.sgd(0.05, momentum=0.0), mesh, as_it_is, loss)
+    return state, train_step.lower(state, place(batch(0), mesh), KEY).compile(QUICKLY)
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -79,7 +79,10 @@ def test_parts_cost_no_work_but_travel_each_time():
     mesh = state.program.mesh
     proofs.assert_divided(program, 8, *costs.vit_step_flops(CONFIG, B, 2), rtol=1e-9)
     traffic = costs.vit_step_traffic(CONFIG, mesh, B)
-    traffic["batch"] *= PARTS
+    (once, size) = traffic["all-reduce", ("batch",)]
+    traffic["all-reduce", ("batch",)] = PARTS * once, PARTS * size
+    (sums, size) = traffic["all-reduce", ("model",)]
+    traffic["all-reduce", ("model",)] = PARTS * sums, size
     proofs.assert_communicates(program, mesh, traffic)
 
 

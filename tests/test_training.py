@@ -9,13 +9,14 @@ import pytest
 from flax import nnx
 from jax.sharding import AxisType
 
-from tiny_vit import KEY, run
+from tiny_vit import KEY, QUICKLY, RULES, run
 
-from meshbook import costs, proofs
+from meshbook import costs, proofs, reference
 from meshbook.augmentation import Preparation
+from meshbook.optimizers import recipe
 from meshbook.sharding import Sharding, make_mesh, place
-from meshbook.training import (
-    create_state, evaluate, fit, initialiser, recipe, take_apart, train_step)
+from meshbook.traffic import Moved
+from meshbook.training import create_state, evaluate, fit, initialiser, take_apart, train_step
 from meshbook.vit import ViT, ViTConfig
 
 CONFIG = ViTConfig(embed=32, hidden=64, heads=4, layers=2, patch=8)
@@ -43,8 +44,21 @@ def make_state(row="none", mesh=None, optimizer=optax.adam(1e-3), config=CONFIG)
 def compiled(row="none", shape=None, axis_types=AxisType.Explicit):
     """A state under SGD, and its step as a program; every test of both takes the same."""
     mesh = shape and make_mesh(shape, axis_types=axis_types)
-    state = make_state(row, mesh, optax.sgd(0.05))
-    return state, train_step.lower(state, place(BATCHES[0], mesh), KEY).compile()
+    state = make_state(row, mesh, optax.sgd(0.05, momentum=0.0))
+    return state, train_step.lower(state, place(BATCHES[0], mesh), KEY).compile(QUICKLY)
+
+
+@functools.cache
+def plain():
+    """The same training from the same weights, of other code, on one device."""
+    params = jax.tree.map(np.asarray, compiled()[0].params)
+    return reference.Reference(
+        reference.vit, params, optax.sgd(0.05), KEY, PREPARE, CONFIG.dropout).run()
+
+
+def test_on_one_device_it_is_the_training_of_the_reference():
+    verdict = proofs.assert_same_training(run(*compiled()), plain(), BATCHES)
+    assert ", accuracy, gradient_norm " in repr(verdict) and ", parameters " in repr(verdict)
 
 
 @pytest.mark.parametrize("shape", [(8, 1), (4, 2), (2, 4)])
@@ -52,16 +66,19 @@ def compiled(row="none", shape=None, axis_types=AxisType.Explicit):
 def test_four_proofs(row, shape):
     state, program = compiled(row, shape)
     mesh, useful = state.program.mesh, costs.vit_step_flops(CONFIG, B, shape[1])
-    proofs.assert_sharded((state.params, state.opt_state), state.program.specs, mesh)
-    held = [leaf.addressable_shards[0].data.size for leaf in jax.tree.leaves(state.params)]
     sharded = shape[0] if row == "fully_sharded" else 1
-    assert sum(held) == costs.vit_parameters(CONFIG, shape[1], sharded)
+    held = 2 * 4 * costs.vit_parameters(CONFIG, shape[1], sharded)  # and the last gradients
+    arrays = {"params": state.params, "opt_state": state.opt_state}
+    proofs.assert_sharded(arrays, proofs.by_letters(arrays, RULES[row]), mesh, held)
+    proofs.assert_donated(program, held + 4)  # the step number
     proofs.assert_divided(program, 8, *useful, rtol=1e-9)
     traffic = costs.vit_step_traffic(CONFIG, mesh, B)
     if row == "fully_sharded":
-        traffic["batch"] += costs.step_gathers(costs.vit_parameters, CONFIG, mesh)
+        gathers = costs.step_gathers(costs.vit_parameters, CONFIG, mesh)
+        traffic["all-gather", ("batch",)] = Moved(10 * CONFIG.layers + 7, gathers)
     proofs.assert_communicates(program, mesh, traffic)
-    proofs.assert_same_training(run(state, program), run(*compiled()), BATCHES)
+    verdict = proofs.assert_same_training(run(state, program), plain(), BATCHES)
+    assert repr(verdict).startswith("same training: 20 steps") and not verdict.zero
 
 
 @pytest.mark.parametrize("row", SPLIT)

@@ -99,8 +99,8 @@
       piece.style.width = `${100 * seconds / slowest}%`;
       return [name, timeOf(seconds), piece];
     });
-    const traffic = found.traffic.map(([what, axis, bytes]) => [`${what} along ${axis}`,
-                                                               commas(bytes)]);
+    const traffic = found.traffic.map(([what, axis, result, wire]) => [
+      `${what} along ${axis}`, commas(result), commas(wire)]);
     const longest = Object.keys(found.floors).find(name => found.floors[name] === slowest);
     return [
       element("p", {className: `calculator-verdict calculator-${kind}`}, words),
@@ -110,7 +110,8 @@
         ["useful, of all devices", flopsOf(found.useful)],
         [`of one of ${devices} devices`, flopsOf(found.flops)],
         ["how often a FLOP is done", `${digits(found.factor)} ×`]]),
-      traffic.length ? table("Collectives of a step", ["what", "bytes a device"], traffic)
+      traffic.length ? table("Collectives of a step", 
+        ["what", "result bytes per device", "wire bytes per device"], traffic)
         : element("p", {}, "No collectives: nothing is shared."),
       table("Floors of a step", ["limited by", "at least", ""], floors),
       element("p", {}, `No program that keeps its activations in memory takes less than `

@@ -11,10 +11,19 @@ const meshbook = (() => {
   const tiled = (...shape) =>
     product(shape.slice(0, -2)) * up(shape.at(-2), 8) * up(shape.at(-1), 128);
 
-  const blockActivations = ({tokens: T, embed: D, hidden, heads}, ways) => {
+  const tokenRows = (batch, tokens, width) =>
+    Math.min(batch, tokens) * tiled(Math.max(batch, tokens), width);
+
+  const blockActivations = ({tokens: T, embed: D, hidden, heads}, batch, ways) => {
     const [F, H] = [hidden / ways, heads / ways];
-    return 4 * tiled(T, F) + 4 * tiled(H, T, T) + 2 * 4 * tiled(D / ways, T)
-      + 4 * 2 * tiled(H, T) + 4 * 2 * tiled(T, D);
+    const own = 4 * tiled(H, T, T) + 2 * 4 * tiled(D / ways, T) + 4 * 2 * tiled(H, T);
+    return 4 * tokenRows(batch, T, F) + batch * own + 4 * 2 * tokenRows(batch, T, D);
+  };
+
+  // What one of k devices sends over its links, for n bytes of a collective's result on it.
+  const WIRE = {
+    "all-reduce": (k, n) => 2 * n * (k - 1) / k, "all-gather": (k, n) => n * (k - 1) / k,
+    "reduce-scatter": (k, n) => n * (k - 1),
   };
 
   const vit = {
@@ -83,7 +92,8 @@ const meshbook = (() => {
           : `${name}=${size} is not a multiple of ${name === "image" ? "patch" : "heads"}=${parts}`);
   };
 
-  // choice: {model, sizes, row, rows, across, batch, device: {flops, memory, bandwidth, link}}
+  // choice: {model, sizes, row, rows, across, batch, device: {flops, memory, bandwidth,
+  // links, link}}; traffic: [kind, axis, result bytes, wire bytes]
   const estimate = choice => {
     const {model, row, rows, across, batch, device} = choice;
     const of = MODELS[model], c = of.complete(choice.sizes);
@@ -98,7 +108,7 @@ const meshbook = (() => {
     const memory = {
       parameters, moments: 2 * parameters, gradients: parameters, gathered,
       inputs: of.inputs(c, own),
-      activations: own * c.layers * blockActivations(c, ways),
+      activations: c.layers * blockActivations(c, own, ways),
       logits: of.logits(c, own, ways),
     };
     const peak = memory.parameters + memory.moments + gathered + memory.inputs
@@ -111,19 +121,18 @@ const meshbook = (() => {
     if (ways > 1) traffic.push(["all-reduce", "model", moved.model]);
     if (rows > 1) traffic.push(["all-reduce", "batch", moved.batch]);
     if (shards > 1) traffic.push(["all-gather", "batch", 4 * weights]);
+    const size = {model: ways, batch: rows};
+    const wire = ([kind, axis, bytes]) => WIRE[kind](size[axis], bytes);
     // A compiler can gather in bfloat16, and reduce the gradients in pieces.
     const least = shards === 1 ? traffic : [
       ...traffic.filter(([, axis]) => axis === "model"),
       ["all-gather", "batch", gathered], ["reduce-scatter", "batch", 2 * gathered / rows]];
-    const size = {model: ways, batch: rows};
-    const share = {"all-reduce": k => 2 * (k - 1) / k, "all-gather": k => (k - 1) / k,
-                   "reduce-scatter": k => k - 1};
-    const received = sum(least.map(([kind, axis, bytes]) => share[kind](size[axis]) * bytes));
     const through = 2 * (memory.activations + (gathered || parameters)) + 8 * parameters;
     return {
-      memory, peak, useful, factor, flops, traffic,
+      memory, peak, useful, factor, flops,
+      traffic: traffic.map(each => [...each, wire(each)]),
       floors: {compute: flops / device.flops, memory: through / device.bandwidth,
-               interconnect: received / device.link},
+               interconnect: sum(least.map(wire)) / (device.links * device.link)},
     };
   };
 

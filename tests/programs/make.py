@@ -1,12 +1,13 @@
-"""Save what each compiler makes of four layouts of one small training step.
+"""Save what each compiler makes of four layouts of one small training step, and what
+v5e makes of two programs in which matmuls are hard to see.
 
     python tests/programs/make.py cpu          # eight simulated devices, jax 0.10.2
     python tests/programs/make.py cpu-new      # the same with jax 0.12.0.1
     python tests/programs/make.py v2           # jax 0.10.2 and libtpu 0.0.42.1, but no TPU
     python tests/programs/make.py v5e
 
-Writes <platform>-<layout>.txt.gz beside this file; test_programs.py derives by hand what the texts
-must hold.
+Writes <platform>-<layout>.txt.gz beside this file; test_programs.py and test_flops.py derive by
+hand what the texts must hold.
 """
 
 import gzip
@@ -79,6 +80,37 @@ def compiled(devices, layout):
     return made.lower(params, array((B, T, D), P("batch"))).compile().as_text()
 
 
+def first_token(weights, x_BTD):
+    """Gradients of an MLP of whose output one token is read, as a classifier reads a ViT's."""
+    def loss(weights):
+        y_BTD = x_BTD + jax.nn.relu(x_BTD @ weights["up"]) @ weights["down"]
+        return jnp.mean(y_BTD[:, 0] ** 2)
+    return jax.grad(loss)(weights)
+
+
+def grouped(weights, x_ND):
+    """Gradients of a ragged matmul: N tokens, each of one of G experts."""
+    def loss(x_ND, w_GDF):
+        return jnp.sum(jax.lax.ragged_dot(x_ND, w_GDF, weights["sizes"]) ** 2)
+    return jax.grad(loss, (0, 1))(x_ND, weights["experts"])
+
+
+HARD = {  # function, shapes of its weights, shape of its input
+    "first-token": (first_token, {"up": (D, F), "down": (F, D)}, (2 * B, T + 1, D)),
+    "ragged": (grouped, {"experts": (4, D, F), "sizes": (4,)}, (B * 8, D)),
+}
+
+
+def compiled_alone(device, name):
+    """The text that the compiler of this device makes of one of HARD."""
+    function, shapes, x = HARD[name]
+    where = jax.sharding.SingleDeviceSharding(device)
+    array = lambda shape, dtype=jnp.float32: jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+    weights = {name: array(shape, jnp.int32 if name == "sizes" else jnp.float32)
+               for name, shape in shapes.items()}
+    return jax.jit(function).lower(weights, array(x)).compile().as_text()
+
+
 def main(platform):
     """Compile all layouts for one platform and save their texts."""
     if platform in TOPOLOGIES:
@@ -88,10 +120,13 @@ def main(platform):
     else:
         jax.config.update("jax_num_cpu_devices", 8)
         devices = jax.devices()
-    for layout in LAYOUTS:
+    texts = {layout: compiled(devices, layout) for layout in LAYOUTS}
+    if platform == "v5e":
+        texts |= {name: compiled_alone(devices[0], name) for name in HARD}
+    for name, text in texts.items():
         here = pathlib.Path(__file__).resolve()
-        text = compiled(devices, layout).replace(str(here), here.name)
-        path = here.with_name(f"{platform}-{layout}.txt.gz")
+        text = text.replace(str(here), here.name)
+        path = here.with_name(f"{platform}-{name}.txt.gz")
         path.write_bytes(gzip.compress(text.encode(), mtime=0))
         print(path.name, path.stat().st_size)
 

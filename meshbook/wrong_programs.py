@@ -1,10 +1,11 @@
 """Programs that went wrong: each trains on eight devices, and looks as if all were well.
 
-Each is a right program of meshbook.specimens with a line or two changed; meshbook.faults tells how
-people come to it, and which proof must notice.
+Each is one of meshbook.right_programs with a line or two changed; meshbook.faults tells how people
+come to it, and which proof must notice.
 """
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,22 +13,22 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from meshbook import specimens
+from meshbook import right_programs as right
 from meshbook.specimens import (
-    B, CHUNKS, D, F, MICROBATCHES, SPECS, T, Specimen, averaged, by_hand, bytes_of, initial_weights,
-    local_error, mesh_of, squared_error)
+    B, CHUNKS, D, F, MICROBATCHES, SPECS, T, Specimen, initial_weights, mesh_of, squared_error,
+    step_traffic)
 
 
 def _auto(loss=squared_error, shape=(4, 2), **changes):
     """A specimen that leaves the collectives to the compiler."""
     mesh = mesh_of(*shape)
-    return Specimen(mesh, jax.value_and_grad(loss), bytes_of(mesh), **changes)
+    return Specimen(mesh, jax.value_and_grad(loss), step_traffic(mesh), **changes)
 
 
 def _hand(local, check_vma=True, **changes):
     """A specimen whose collectives are written out."""
     mesh = mesh_of(4, 2)
-    return Specimen(mesh, by_hand(mesh, local, check_vma), bytes_of(mesh), **changes)
+    return Specimen(mesh, right.by_hand(mesh, local, check_vma), step_traffic(mesh), **changes)
 
 
 # Where things live --------------------------------------------------------------------------------
@@ -43,8 +44,8 @@ def annotated_weights(mesh):
 
     def layer(name, spec):
         init = nnx.with_partitioning(lambda *_: jnp.asarray(weights[name]), spec)
-        shape = weights[name].shape
-        return nnx.Linear(*shape, use_bias=False, kernel_init=init, rngs=nnx.Rngs(0))
+        sizes = dict(use_bias=False, kernel_init=init, rngs=nnx.Rngs(0))
+        return nnx.Linear(*weights[name].shape, **sizes)
 
     with nnx.use_eager_sharding(False), jax.set_mesh(mesh):
         layers = {"w_in": layer("w_in", (None, "model")), "w_out": layer("w_out", ("model", None))}
@@ -63,22 +64,20 @@ def whole_moment():
 
 def whole_frozen_weight():
     """A frozen weight kept whole, and cut where it is used: right numbers, twice the memory."""
-    right = specimens.right_frozen()
-    columns = right.sharding(SPECS["w_in"])
+    frozen = right.right_frozen()
+    columns = frozen.sharding(SPECS["w_in"])
 
     def loss(params, batch):
         w_in_DF = jax.lax.with_sharding_constraint(params["w_in"], columns)
-        return specimens.frozen_error({**params, "w_in": w_in_DF}, batch)
+        return right.frozen_error({**params, "w_in": w_in_DF}, batch)
 
-    return dataclasses.replace(right, specs={**SPECS, "w_in": P()},
+    return dataclasses.replace(frozen, specs={**SPECS, "w_in": P()},
                                value_and_grad=jax.value_and_grad(loss))
 
 
 def moved_shards():
     """Everything on a mesh whose devices are counted column by column."""
-    mesh = mesh_of(4, 2)
-    turned = Mesh(np.array(jax.devices()[:8]).reshape(2, 4).T, mesh.axis_names,
-                  axis_types=mesh.axis_types)
+    turned = Mesh(np.array(jax.devices()[:8]).reshape(2, 4).T, ("batch", "model"))
     return _auto(lie_on=turned)
 
 
@@ -94,7 +93,12 @@ def own_seeds(mesh):
 
 def drifting_copies():
     """Copies that were never copies."""
-    return _hand(averaged, start=own_seeds)
+    return _hand(right.averaged, start=own_seeds)
+
+
+def kept_state():
+    """A jit without donate_argnums: the old state stays beside the new one."""
+    return _auto(donate=())
 
 
 def whole_batch():
@@ -121,22 +125,31 @@ def dropout_left_on():
 
 def unchecked_gradients():
     """check_vma=False: the transpose of a psum is another psum."""
-    return _hand(averaged, check_vma=False)
+    return _hand(right.averaged, check_vma=False)
 
 
 def sum_for_mean():
     """Gradients summed over 'batch': four times too large."""
     def local(params, batch):
-        loss, gradients = jax.value_and_grad(local_error)(specimens.varying(params), batch)
+        loss, gradients = jax.value_and_grad(right.local_error)(right.varying(params), batch)
         return jax.lax.pmean(loss, "batch"), jax.lax.psum(gradients, "batch")
 
     return _hand(local)
 
 
+def scaled_gradients():
+    """Gradients four times too large under Adam, which divides by their size."""
+    def value_and_grad(params, batch):
+        loss, gradients = jax.value_and_grad(squared_error)(params, batch)
+        return loss, jax.tree.map(lambda g: 4 * g, gradients)
+
+    return dataclasses.replace(right.right_adam(), value_and_grad=value_and_grad)
+
+
 def unsummed_gradients():
     """Each row of devices keeps the gradient of its own rows; the copies part."""
     def local(params, batch):
-        loss, gradients = jax.value_and_grad(local_error)(specimens.varying(params), batch)
+        loss, gradients = jax.value_and_grad(right.local_error)(right.varying(params), batch)
         return jax.lax.pmean(loss, "batch"), gradients
 
     return _hand(local, check_vma=False)
@@ -144,12 +157,11 @@ def unsummed_gradients():
 
 def local_norm():
     """Gradients clipped by the norm of the slice that a device holds."""
-    right = specimens.right_clipped()
-
     def local(params, batch):
-        return specimens.clipped(lambda squares: squares, averaged(params, batch))
+        return right.clipped(lambda squares: squares, right.averaged(params, batch))
 
-    return dataclasses.replace(right, value_and_grad=by_hand(right.mesh, local))
+    return dataclasses.replace(right.right_clipped(),
+                               value_and_grad=right.by_hand(mesh_of(4, 2), local))
 
 
 def stale_order():
@@ -179,13 +191,48 @@ def missing_psum():
     return _hand(jax.value_and_grad(local))
 
 
+def summed_for_gathered():
+    """A weight gathered as a sum of slices with zeros around them: twice the bytes on the wire."""
+    def gather(w_df):
+        mine = jnp.arange(4)[:, None, None] == jax.lax.axis_index("batch")
+        return jax.lax.psum(jnp.where(mine, w_df, 0).reshape(D, -1), "batch")
+
+    return right.with_gather(gather)
+
+
+def gathered_for_summed():
+    """The weights gathered along 'model', where y should be summed: as many bytes, by chance."""
+    def local(params, batch):
+        axes = {"w_in": 1, "w_out": 0}
+        gather = partial(jax.lax.all_gather, axis_name="model", tiled=True)
+        whole = {name: gather(w, axis=axes[name]) for name, w in params.items()}
+        loss, gradients = jax.value_and_grad(squared_error)(whole, batch)
+        at, cut = jax.lax.axis_index("model") * (F // 2), jax.lax.dynamic_slice_in_dim
+        own = {name: cut(g, at, F // 2, axes[name]) for name, g in gradients.items()}
+        return jax.lax.pmean((loss, own), "batch")
+
+    return _hand(local, check_vma=False)
+
+
+def sent_past_the_program():
+    """The targets come from a teacher on a mesh of its own: there and back by device_put."""
+    teacher = NamedSharding(mesh_of(2, 4), P("batch"))
+    targets = jax.jit(lambda x: jnp.tanh(2 * jnp.roll(x, 1, -1)), out_shardings=teacher)
+
+    def feed(batch):
+        y_BTD = jax.device_put(targets(jax.device_put(batch["x"], teacher)), batch["y"].sharding)
+        return {**batch, "y": y_BTD}
+
+    return _auto(feed=feed)
+
+
 def reduced_in_the_loop():
     """Microbatches under Auto: the gradients are summed over 'batch' in every turn."""
     def loss_and_gradients(params, batch):
         cut = jax.tree.map(lambda rows: rows.reshape(-1, 4, T, D).swapaxes(0, 1), batch)
         return _microbatches(params, cut)
 
-    return dataclasses.replace(_auto(), value_and_grad=loss_and_gradients)
+    return dataclasses.replace(right.right_accumulated(), value_and_grad=loss_and_gradients)
 
 
 def _microbatches(params, cut):
@@ -200,8 +247,7 @@ def _microbatches(params, cut):
 
 def gathered_weights():
     """The residual's tokens split over 'model', what lies between left to the compiler."""
-    mesh = mesh_of(4, 2)
-    rows = NamedSharding(mesh, P("batch", "model"))
+    rows = NamedSharding(mesh_of(4, 2), P("batch", "model"))
 
     def pin(x):
         return jax.lax.with_sharding_constraint(x, rows)
@@ -223,8 +269,7 @@ def chunks_across_devices():
         error = jax.checkpoint(lambda chunk: squared_error(params, chunk))
         return jax.lax.map(error, chunks).mean()
 
-    predicted = bytes_of(mesh_of(4, 2), activations=2)
-    return dataclasses.replace(_auto(loss), predicted=predicted, factor=7 / 5)
+    return dataclasses.replace(right.right_recomputed(), value_and_grad=jax.value_and_grad(loss))
 
 
 def microbatches_across_devices():
@@ -243,12 +288,12 @@ def computed_again():
         y = chunk["x"] + jax.lax.psum(hidden(params["w_in"]) @ params["w_out"], "model")
         return jnp.mean((y - chunk["y"]) ** 2)
 
-    return specimens.in_chunks(error)
+    return right.in_chunks(error)
 
 
 # What is drawn ------------------------------------------------------------------------------------
 
 def wrong_tiles():
     """The picture of a plan: rows where the devices hold columns."""
-    mesh = mesh_of(4, 2)
-    return _auto(drawn=lambda array: jax.device_put(array, NamedSharding(mesh, P("model"))))
+    rows = NamedSharding(mesh_of(4, 2), P("model"))
+    return _auto(drawn=lambda array: jax.device_put(array, rows))

@@ -1,0 +1,241 @@
+"""Plant faults in the package, one at a time, and let the page that teaches the code find them.
+
+    python -m benchmarks.mutants             all of them, into results/mutants.json (make mutants)
+    python -m benchmarks.mutants NAME ...    those whose names contain one of these, not recorded
+
+A fault of mutants.toml is one edit of a module, made in a copy of the book: in the module and in
+those cells of the page that have the same code. Then the page runs at the size "test", to its end
+or to the first cell that fails. What was found is kept in _build/mutants by a hash of the package
+and the page, so that a run that was stopped goes on.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.__main__ import ROOT, machine, provenance
+
+sys.path.append(str(ROOT / "book" / "_ext"))
+from run_chapter import cells  # noqa: E402
+
+TABLE = Path(__file__).with_suffix(".toml")
+KEPT = ROOT / "_build" / "mutants"
+RECORD = ROOT / "results" / "mutants.json"
+CELL = re.compile(r"^```\{code-cell\}.*?^```$", re.DOTALL | re.MULTILINE)
+LIMIT = 900  # seconds for one page: what takes longer is a fault of this program
+NOTHING_SAID = ("timed out", "killed")  # neither caught nor survived
+CRASHES = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGFPE, -signal.SIGILL, -signal.SIGBUS)
+TOGETHER = 2  # pages that run at the same time
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One edit of meshbook/<file>.py, old text to new, and the page that teaches what it breaks.
+
+    story: what went wrong, in a line. equivalent: why nothing that can be observed changes, for an
+    edit of which that is claimed; then the page has to run to its end.
+    """
+
+    name: str
+    file: str
+    page: str
+    story: str
+    old: str
+    new: str
+    equivalent: str = ""
+
+
+def faults():
+    """All faults of the table."""
+    return [Fault(**each) for each in tomllib.loads(TABLE.read_text("utf8"))["fault"]]
+
+
+def in_module(fault, text):
+    """The module's text with the fault; ValueError where the old text is not there exactly once."""
+    if (found := text.count(fault.old)) != 1:
+        raise ValueError(f"{fault.name}: expected its old text once in meshbook/{fault.file}.py, "
+                         f"found it {found} times")
+    return text.replace(fault.old, fault.new)
+
+
+def in_page(fault, text):
+    """The page's text with the fault in each cell that shows the old text."""
+    return CELL.sub(lambda cell: cell[0].replace(fault.old, fault.new), text)
+
+
+def copy_book(folder):
+    """What a page needs to run, in a folder; returns the folder."""
+    for name in ("meshbook", "results", "book"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "helpers.py", folder)
+    return folder
+
+
+def plant(fault, folder):
+    """The fault in a copy of the book: in its module and in its page."""
+    module = folder / "meshbook" / f"{fault.file}.py"
+    module.write_text(in_module(fault, module.read_text("utf8")), "utf8")
+    page = folder / "book" / f"{fault.page}.md"
+    page.write_text(in_page(fault, page.read_text("utf8")), "utf8")
+
+
+def fingerprint(folder, page):
+    """A hash of everything in a copy that can change what a page does."""
+    paths = [folder / "helpers.py", folder / "book" / f"{page}.md",
+             folder / "book/_ext/run_chapter.py", *sorted(folder.glob("meshbook/**/*.py"))]
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def environment(folder):
+    """Variables of a page's process; the programs that mutants share are compiled once."""
+    without = {name: value for name, value in os.environ.items()
+               if name not in ("MESHBOOK_DATA", "PYTHONPATH")}
+    return without | {
+        "MESHBOOK_SIZE": "test", "PYTHONPATH": str(folder),
+        "JAX_COMPILATION_CACHE_DIR": str(KEPT / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+
+
+def run_page(folder, page, limit=LIMIT):
+    """Run a page of a copy: a dict of how it ended, the cell, what it said, and the seconds."""
+    command = [sys.executable, "book/_ext/run_chapter.py", f"book/{page}.md"]
+    begin = time.perf_counter()
+    try:
+        done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True,
+                              text=True, errors="replace", timeout=limit)
+        text = (folder / "book" / f"{page}.md").read_text("utf8")
+        found = ending(done.returncode, done.stderr, page, text)
+    except subprocess.TimeoutExpired:
+        found = {"ended": "timed out", "cell": None, "says": f"not done after {limit} s"}
+    return found | {"seconds": round(time.perf_counter() - begin, 1)}
+
+
+def ending(code, stderr, page, text):
+    """How a page's process ended: survived, proof, assertion or error, in which cell, saying what.
+
+    code, stderr: of the process; text: of the page. proof: a ProofFailed; assertion: an
+    AssertionError; error: whatever else stopped it.
+    """
+    if code == 0:
+        return {"ended": "survived", "cell": None, "says": ""}
+    if code in (-signal.SIGTERM, -signal.SIGKILL):  # somebody else ended it
+        return {"ended": "killed", "cell": None, "says": f"by signal {-code}"}
+    frames = re.findall(rf'File "<{re.escape(page)}, cell (\d+)>", line (\d+)', stderr)
+    kind, says = raised(stderr) or (f"exit status {code}", stderr.strip()[-200:])
+    if frames and not says:  # an assertion without words
+        cell, line = map(int, frames[-1])
+        says = cells(text)[cell - 1].splitlines()[line - 1].strip()
+    how = {"ProofFailed": "proof", "AssertionError": "assertion"}.get(kind, "error")
+    return {"ended": how, "cell": int(frames[0][0]) if frames else None,
+            "says": f"{kind}: {says}"[:240]}
+
+
+def raised(stderr):
+    """(name of the last exception, first line that it says) of a process's stderr, or None."""
+    _, found, trace = stderr.rpartition("Traceback (most recent call last):\n")
+    lines = [line for line in trace.splitlines() if line.strip()]
+    at = next((n for n, line in enumerate(lines) if not line.startswith(" ")), None)
+    if not found or at is None:
+        return None
+    kind, colon, message = lines[at].partition(":")
+    words = [message.strip(), *map(str.strip, lines[at + 1:])] if colon else []
+    return kind.rpartition(".")[2], next(filter(None, words), "")
+
+
+def attempt(page, fault=None):
+    """How a page ends with a fault, or with none; kept, and not run again for the same files."""
+    with tempfile.TemporaryDirectory() as folder:
+        folder = copy_book(Path(folder))
+        if fault is not None:
+            plant(fault, folder)
+        kept = KEPT / f"{fingerprint(folder, page)}.json"
+        if kept.exists():
+            return json.loads(kept.read_text("utf8"))
+        found = run_page(folder, page)
+    if found["ended"] not in NOTHING_SAID:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(found), "utf8")
+    return found
+
+
+def verdict(fault, found):
+    """caught, survived, equivalent (and not caught), or why nothing can be said."""
+    if found["ended"] in NOTHING_SAID:
+        return found["ended"]
+    caught = found["ended"] != "survived"
+    if fault.equivalent:
+        return "caught, though called equivalent" if caught else "equivalent"
+    return "caught" if caught else "survived"
+
+
+def sound(pages):
+    """Seconds of the pages without a fault; exits where one fails: then nothing can be said."""
+    seconds = 0.0
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        for page, found in zip(pages, pool.map(attempt, pages), strict=True):
+            print(f"{page}: {found['ended']} without a fault, {found['seconds']:.0f} s", flush=True)
+            if found["ended"] != "survived":
+                sys.exit(f"{page} fails without any fault, in cell {found['cell']}: "
+                         f"{found['says']}")
+            seconds += found["seconds"]
+    return seconds
+
+
+def examine(chosen):
+    """One row for each fault: what it is, and how its page ended."""
+    def examined(fault):
+        found = attempt(fault.page, fault)
+        row = {"name": fault.name, "file": fault.file, "page": fault.page, "story": fault.story,
+               "verdict": verdict(fault, found), **found}
+        where = f"cell {found['cell']}, {found['says']}" if found["cell"] else found["says"]
+        print(f"{row['verdict']:10} {fault.name} ({fault.page}, {found['seconds']:.0f} s) {where}",
+              flush=True)
+        return row | ({"equivalent": fault.equivalent} if fault.equivalent else {})
+
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        return list(pool.map(examined, chosen))
+
+
+def score(rows):
+    """How many faults there were, and what became of them."""
+    verdicts = [row["verdict"] for row in rows]
+    caught = [row["ended"] for row in rows if row["verdict"] == "caught"]
+    return {"faults": len(rows), "caught": len(caught),
+            "by": {how: caught.count(how) for how in ("proof", "assertion", "error")},
+            "equivalent": verdicts.count("equivalent"), "survived": verdicts.count("survived")}
+
+
+def main(words):
+    chosen = [fault for fault in faults()
+              if not words or any(word in fault.name for word in words)]
+    seconds = sound(sorted({fault.page for fault in chosen}))
+    rows = examine(chosen)
+    seconds += sum(row["seconds"] for row in rows)
+    record = {"provenance": {"machine": machine(), **provenance("make mutants")}, "size": "test",
+              "minutes": round(seconds / 60 / TOGETHER), "score": score(rows), "mutants": rows}
+    print(json.dumps(record["score"]))
+    if not words:
+        RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf8")
+    open_questions = [row["name"] for row in rows if row["verdict"] not in ("caught", "equivalent")]
+    if open_questions:
+        sys.exit(f"not answered: {'; '.join(open_questions)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

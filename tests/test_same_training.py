@@ -1,0 +1,150 @@
+"""Is it the same training? What the second proof accepts, what it refuses, and its messages."""
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec as P
+from tiny_mlp import (
+    B, BATCHES, D, GRADIENTS, SPECS, STEP, loss, mesh_of, plain, put, split, weights)
+
+from meshbook import proofs
+from meshbook.proofs import ProofFailed
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return mesh_of()
+
+
+def test_runs_that_agree_leave_their_states_alive(mesh):
+    a, b = split(mesh), plain()
+    verdict = proofs.assert_same_training(a, b, BATCHES)
+    assert repr(verdict).startswith("same training: 20 steps, losses within ")
+    assert verdict.loss_difference < 2e-6 and len(verdict.losses) == 20
+    assert verdict.gradient_difference < 1e-5 and verdict.parameter_difference < 1e-5
+    assert verdict.losses[-1][0] < verdict.losses[0][0]  # it trained
+    np.testing.assert_array_equal(a.state["w_in"], weights()["w_in"])  # nothing was donated
+    proofs.assert_same_training((a.step, a.state), (b.step, b.state), iter(BATCHES[:3]))
+
+
+def test_a_step_may_return_the_loss_itself(mesh):
+    bare = plain(step=lambda state, x: (state, loss(state, x)), gradients=None, params=None)
+    proofs.assert_same_training(bare, bare, BATCHES[:2])
+
+
+def scaled_loss(factor):
+    def changed(state, x):
+        state, metrics = STEP(state, x)
+        return state, {"loss": metrics["loss"] * factor}
+
+    return changed
+
+
+@pytest.mark.parametrize("changes,message", [
+    (dict(step=scaled_loss(1.001)),
+     r"loss at step 0, device 0 \(cpu\): expected .* found .* 1.0e-03"),
+    (dict(step=scaled_loss(jnp.nan)),
+     "loss of run a at step 0.*expected a finite number, found nan"),
+    (dict(gradients=lambda s, x: jax.tree.map(lambda g: g * 1.0001, GRADIENTS(s, x))),
+     r"gradient, leaf w_(in|out): .* of the global norm apart"),
+    (dict(gradients=lambda s, x: {"w_in": GRADIENTS(s, x)["w_in"]}),
+     "gradients: expected the same leaves in both runs.*only in the second: w_out"),
+    (dict(gradients=lambda s, x: jax.tree.map(lambda g: g.T, GRADIENTS(s, x))),
+     r"gradients, leaf w_in: expected shape \(32, 64\), found \(64, 32\)"),
+    (dict(gradients=lambda s, x: jax.tree.map(lambda g: g * jnp.inf, GRADIENTS(s, x))),
+     "leaf w_in: expected finite numbers"),
+    (dict(params=lambda s: jax.tree.map(lambda p: p * 1.01, s)),
+     "parameter at the start, leaf w_in"),
+])
+def test_what_differs_is_named(changes, message):
+    with pytest.raises(ProofFailed, match=message):
+        proofs.assert_same_training(plain(**changes), plain(), BATCHES[:3])
+
+
+def test_parameters_are_compared_after_the_last_step():
+    def lazy(state, x):  # says the right loss, and learns a thousandth less of one weight
+        after, metrics = STEP(jax.tree.map(jnp.copy, state), x)
+        after["w_out"] = after["w_out"] + 1e-3 * (state["w_out"] - after["w_out"])
+        return after, metrics
+
+    with pytest.raises(ProofFailed, match="parameter after the last step, leaf w_out"):
+        proofs.assert_same_training(plain(step=lazy), plain(), BATCHES[:1])
+
+
+def test_a_gradient_that_is_zero_is_reported_and_its_parameter_is_not_compared():
+    state = jax.tree.map(jnp.asarray, weights() | {"key_bias": np.zeros(D, np.float32)})
+
+    def noisy(sign):  # what Adam makes of a rounding error
+        def stepped(state, x):
+            rest = {name: state[name] for name in SPECS}
+            after, metrics = STEP(rest, x)
+            return after | {"key_bias": state["key_bias"] + sign * 1e-3}, metrics
+        return stepped
+
+    def gradients(state, x):
+        return GRADIENTS({name: state[name] for name in SPECS}, x) | {"key_bias": jnp.full(D, 1e-9)}
+
+    runs = [plain(step=noisy(sign), state=state, gradients=gradients) for sign in (1, -1)]
+    verdict = proofs.assert_same_training(*runs, BATCHES[:3])
+    assert verdict.zero == ["key_bias"] and "not compared: key_bias" in repr(verdict)
+
+
+def test_a_loss_that_differs_between_devices_is_seen(mesh):
+    def uneven(state, x):
+        each = jax.shard_map(lambda x: jnp.mean(x**2), mesh=mesh, in_specs=P("batch"),
+                             out_specs=P(), check_vma=False)
+        return state, {"loss": jax.jit(each)(x)}
+
+    even = lambda state, x: (state, {"loss": np.mean(np.square(x[: B // 4]))})
+    with pytest.raises(ProofFailed, match=r"loss at step 0, device [1-7] \(cpu\)"):
+        proofs.assert_same_training((uneven, {}), (even, {}), BATCHES[:1])
+
+
+def test_nothing_to_compare_is_refused():
+    with pytest.raises(ValueError, match="gradients from both runs or from neither"):
+        proofs.assert_same_training(plain(), plain(gradients=None), BATCHES[:1])
+    with pytest.raises(ValueError, match="at least one batch"):
+        proofs.assert_same_training(plain(), plain(), [])
+    with pytest.raises(ValueError, match=r"scalar loss from run a, found shape \(2,\)"):
+        bare = plain(gradients=None, params=None)
+        proofs.assert_same_training((lambda s, x: (s, jnp.zeros(2)), {}), bare, BATCHES[:1])
+
+
+def test_a_comparison_of_losses_alone_says_so(mesh):
+    """Parameters or gradients make it a proof."""
+    bare = dict(gradients=None, params=None)
+    for kept, line in ((), "losses only: 3 steps, losses within "), (
+            ("params",), "same training: "), (("gradients",), "same training: "):
+        less = {name: None for name in bare if name not in kept}
+        verdict = proofs.assert_same_training(split(mesh, **less), plain(**less), BATCHES[:3])
+        assert repr(verdict).startswith(line)
+
+
+# Nothing is sent where its bytes are not counted -----------------------------------------------------
+
+def test_a_step_that_sends_past_its_program_is_refused(mesh):
+    def resent(state, x):
+        rows = jax.device_put(x, NamedSharding(mesh, P("model")))  # from the host: not counted
+        return STEP(state, jax.device_put(rows, NamedSharding(mesh, P("batch"))))
+
+    with pytest.raises(ProofFailed, match=(
+            r"step 0: expected nothing to be sent outside of the compiled program, found 1 arrays "
+            rf"and {8 * 4 * B // 4 * D:,} bytes by jax.device_put")):
+        proofs.assert_same_training(split(mesh, step=resent), plain(), BATCHES[:2])
+    swapped = plain(step=split(mesh).step, state=put(weights(), mesh, SPECS))
+    proofs.assert_same_training(swapped, plain(step=resent, state=put(weights(), mesh, SPECS)),
+                                BATCHES[:2])  # a reference may do as it likes
+
+
+def test_a_step_whose_jit_moves_an_argument_is_refused(mesh):
+    moved = lambda state, x: STEP(state, jnp.asarray(x))  # on device 0, where no mesh is
+    with pytest.raises(ProofFailed, match="expected arguments that lie where the program wants"):
+        proofs.assert_same_training(split(mesh, step=moved), plain(), BATCHES[:2])
+
+
+def test_an_error_of_the_step_itself_stays_what_it_is(mesh):
+    def broken(state, x):
+        raise jax.errors.JaxRuntimeError("out of memory")
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory"):
+        proofs.assert_same_training(split(mesh, step=broken), plain(), BATCHES[:2])
