@@ -69,6 +69,16 @@ def pin(x, spec):
     return jax.lax.with_sharding_constraint(x, spec)
 
 
+def aligned(x, y):
+    """x with the layout of those dimensions of y that it has: labels (B,), logits (B, C).
+
+    Only an Explicit mesh asks for that; on Auto the compiler sees to it.
+    """
+    if not on_explicit_mesh():
+        return x
+    return pin(x, P(*jax.typeof(y).sharding.spec[:x.ndim]))
+
+
 def reshape(x, shape, spec):
     """x in another shape; on an Explicit mesh its new layout has to be said."""
     if on_explicit_mesh():

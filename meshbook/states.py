@@ -17,7 +17,7 @@ from flax import nnx
 from flax.serialization import from_state_dict, to_state_dict
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from meshbook.sharding import on
+from meshbook.sharding import aligned, on
 
 
 def weighted_mean(x, weight=None):
@@ -36,7 +36,7 @@ def loss_and_metrics(params, program, batch, key=None):
         inputs = program.prepare(batch["inputs"], keys[0])
     logits = program.apply(params, inputs, keys[1]).astype(jnp.float32)
     with jax.named_scope("loss"):
-        labels = batch["labels"]
+        labels = aligned(batch["labels"], logits)
         losses = optax.softmax_cross_entropy_with_integer_labels(
             logits, labels
         )

@@ -61,6 +61,13 @@ def test_on_one_device_it_is_the_training_of_the_reference():
     assert ", accuracy, gradient_norm " in repr(verdict) and ", parameters " in repr(verdict)
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (4, 2)])
+def test_a_model_that_splits_nothing_trains_on_any_mesh(shape):
+    """The batch comes split over the rows of devices, and the logits are not."""
+    verdict = proofs.assert_same_training(run(*compiled("none", shape)), plain(), BATCHES[:3])
+    assert " parameters " in repr(verdict)
+
+
 @pytest.mark.parametrize("shape", [(8, 1), (4, 2), (2, 4)])
 @pytest.mark.parametrize("row", SPLIT)
 def test_four_proofs(row, shape):
