@@ -131,9 +131,10 @@ def evaluation_step(state, batch):
 def evaluate(state, batches):
     """Mean loss (nats) and accuracy over batches, with dropout and augmentation off.
 
-    The host is one batch ahead of the devices, and never more: more than 32 programs
-    in flight can lock simulated CPU devices up. A batch may carry weight, of the shape of its labels (B,) or (B, T): 0 marks
-    padding. Raises ValueError where there is no batch.
+    The host is one batch ahead of the devices, and no more: more than 32 programs
+    in flight can lock simulated CPU devices up. A batch may carry weight, of the
+    shape of its labels (B,) or (B, T): 0 marks padding. Raises ValueError where
+    there is no batch.
     """
     sums = []
     for batch in batches:
