@@ -13,7 +13,7 @@ from benchmarks import mutants
 from benchmarks.mutants import ROOT, Fault
 
 FAULTS = mutants.faults()
-MODULES = {"sharding", "layers", "vit", "minigpt", "training", "states", "optimizers", "losses",
+MODULES = {"augmentation", "sharding", "layers", "vit", "minigpt", "training", "states", "optimizers", "losses",
            "writing", "tokens", "images"}
 
 
