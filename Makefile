@@ -35,8 +35,8 @@ sync: $(VENV)/installed-$(VERSION)  ## write notebooks/ from book/
 	@$(BIN)/python book/_ext/notebooks.py
 
 data: $(VENV)/installed-$(VERSION)  ## download CIFAR-10 and TinyStories into MESHBOOK_DATA, or data/
-	@$(BIN)/python -m meshbook.images "$(or $(MESHBOOK_DATA),data)"
-	@$(BIN)/python -m meshbook.stories "$(or $(MESHBOOK_DATA),data)"
+	@$(BIN)/python -m meshbook.data.images "$(or $(MESHBOOK_DATA),data)"
+	@$(BIN)/python -m meshbook.data.stories "$(or $(MESHBOOK_DATA),data)"
 
 bench: $(VENV)/installed-$(VERSION)  ## every benchmark, into results/
 	@$(BIN)/python -m benchmarks
@@ -48,16 +48,16 @@ aot-all: $(AOT)/installed-$(VERSION)  ## and all other programs that the book ha
 	@$(AOT)/bin/python -m benchmarks.aot all
 
 test-aot: $(AOT)/installed-$(VERSION)  ## the tests that need the TPU's compiler
-	$(AOT)/bin/python -m pytest -o addopts=-ra -n 2 tests/test_topologies.py
+	$(AOT)/bin/python -m pytest -o addopts=-ra -n 2 tests/planning/test_topologies.py
 
 tensorboard: $(VENV)/installed-$(VERSION)  ## chapter 9's runs in TensorBoard, for this machine only
-	@$(BIN)/python -m meshbook.tensorboard _build/profiles
+	@$(BIN)/python -m meshbook.profiling.tensorboard _build/profiles
 
 screenshots: $(VENV)/installed-$(VERSION)  ## take the book's pictures of TensorBoard again
 	@$(BIN)/python book/_ext/screenshots.py
 
 soak: $(VENV)/installed-$(VERSION)  ## kill a training run 50 times, and compare every loss
-	@$(BIN)/python tests/soak.py 50
+	@$(BIN)/python tests/support/soak.py 50
 
 mutants: $(VENV)/installed-$(VERSION)  ## plant faults in the package, and see which page catches each
 	@$(BIN)/python -m benchmarks.mutants
@@ -72,10 +72,10 @@ lock: $(VENV)/installed-$(VERSION)  ## resolve the requirements again
 	$(LOCK) requirements-aot.txt -c requirements.lock -o requirements-aot.lock
 	$(LOCK) requirements-trust.txt -o requirements-trust.lock
 	echo uv | $(LOCK) - -o requirements-uv.lock
-	sed -nE 's/^(($(NEEDED))==.*[^ ]) \\$$/\1/p' requirements.lock > meshbook/pins.txt
+	sed -nE 's/^(($(NEEDED))==.*[^ ]) \\$$/\1/p' requirements.lock > meshbook/hosts/pins.txt
 
 stranger: $(VENV)/installed-$(VERSION)  ## every notebook as in Colab, where the repository is not (Python 3.13)
-	@$(BIN)/python tests/stranger.py
+	@$(BIN)/python tests/support/stranger.py
 
 trust: $(TRUST)/installed-$(VERSION)  ## faults in the workflows, vulnerabilities in the locks (asks the internet)
 	@$(TRUST)/bin/zizmor --offline --persona=auditor .github/workflows

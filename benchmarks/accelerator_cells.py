@@ -4,8 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshbook.gpt import MiniGPTConfig
-from meshbook.vit import ViTConfig
+from meshbook.models import MiniGPTConfig, ViTConfig
 
 CALLS = 8  # steps in one call, where there are several
 

@@ -22,15 +22,13 @@ from benchmarks.accelerator_cells import cells
 from benchmarks.accelerator_jax import ONE_PASS, fresh, kernel, state_timer
 from benchmarks.accelerator_worker import answer
 from benchmarks.odds_kernel import kernel_odds
-from meshbook.fast import FastMiniGPT, FastViT, attend
-from meshbook.gpt import MiniGPT
-from meshbook.onepass import plain_odds
+from meshbook.models import MiniGPT, ViT
+from meshbook.models.fast import FastMiniGPT, FastViT, attend
+from meshbook.models.fused_loss import plain_odds
+from meshbook.profiling.traces import read_trace, trace
 from meshbook.proofs import ProofFailed, Run, assert_same_training
 from meshbook.sharding import Sharding
-from meshbook.traces import read_trace, trace
-from meshbook.optimizers import found_in
-from meshbook.training import as_it_is, create_state, loss_and_metrics, train_step
-from meshbook.vit import ViT
+from meshbook.training import as_it_is, create_state, found_in, loss_and_metrics, train_step
 
 STEPS, RTOL = 3, 1e-5
 

@@ -1,9 +1,9 @@
 """The contestants of a cell in JAX, compiled together, then run in turns by request.
 
 The sources' way is an object tree through `nnx.jit`, all logits at once; the book's is its own
-models and step; the fast ones are `meshbook.fast` and `meshbook.onepass`, whose dropout draws
-from the device's own generator. Each is called as one would call it; memory, work and traffic are
-read from the program that ran, compiled once more from the cache.
+models and step; the fast ones are `meshbook.models.fast` and `meshbook.models.fused_loss`, whose
+dropout draws from the device's own generator. Each is called as one would call it; memory, work and
+traffic are read from the program that ran, compiled once more from the cache.
 """
 
 import os
@@ -25,16 +25,15 @@ from benchmarks.accelerator_worker import Timer, answer, contest
 from benchmarks.bench_dispatch import SourceViT, object_step
 from benchmarks.odds_kernel import kernel_odds
 from benchmarks.source_minigpt import SourceMiniGPT
-from meshbook import costs
-from meshbook.fast import FastMiniGPT, FastViT, class_token_saving, train_steps
-from meshbook.flops import work
-from meshbook.gpt import MiniGPT
-from meshbook.losses import language_loss
-from meshbook.memory import memory_traffic
-from meshbook.onepass import one_pass_cross_entropy
+from meshbook.hlo.flops import work
+from meshbook.hlo.memory import memory_traffic
+from meshbook.models import MiniGPT, ViT
+from meshbook.models.fast import FastMiniGPT, FastViT, class_token_saving, train_steps
+from meshbook.models.fused_loss import one_pass_cross_entropy
+from meshbook.models.losses import language_loss
+from meshbook.planning import costs
 from meshbook.sharding import Sharding
 from meshbook.training import as_it_is, create_state, loss_and_metrics, train_step
-from meshbook.vit import ViT
 
 RATE = 1e-3
 ONE_PASS = partial(language_loss, cross_entropy=one_pass_cross_entropy)

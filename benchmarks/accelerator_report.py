@@ -3,7 +3,7 @@
 import re
 import statistics
 
-from meshbook.devices import DEVICES, floors
+from meshbook.planning.devices import DEVICES, floors
 
 
 def derived(cell, found, device):

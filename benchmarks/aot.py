@@ -25,13 +25,12 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from tqdm import tqdm
 
 from benchmarks.__main__ import ROOT, machine, provenance
-from meshbook import topologies
-from meshbook.gpt import MiniGPT, MiniGPTConfig
-from meshbook.losses import language_loss
+from meshbook.models import MiniGPT, MiniGPTConfig, ViT, ViTConfig
+from meshbook.models.losses import language_loss
+from meshbook.parallel.remat import CheckpointedViT, in_microbatches
+from meshbook.planning import topologies
 from meshbook.sharding import Sharding, as_in_the_sources
-from meshbook.thrift import CheckpointedViT, in_microbatches
 from meshbook.training import abstract_state, as_it_is, loss_and_metrics, train_step
-from meshbook.vit import ViT, ViTConfig
 
 RESULTS, CACHE = ROOT / "results" / "tpu.json", ROOT / "_build" / "aot"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "libtpu")

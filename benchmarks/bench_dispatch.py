@@ -18,9 +18,9 @@ import optax
 from flax import nnx
 
 from helpers import start
+from meshbook.models import ViT, ViTConfig
 from meshbook.sharding import Sharding
 from meshbook.training import create_state, train_step
-from meshbook.vit import ViT, ViTConfig
 
 CONFIG = ViTConfig(patch=16, embed=16, hidden=16, heads=2, layers=6)
 ROUNDS, WARM = 60, 5

@@ -15,7 +15,7 @@ def run():
     """Images per second of both, their ratio, and what a core could copy at best."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # before JAX makes its threads
     import jax
-    from meshbook import images
+    from meshbook.data import images
 
     data = images.load()
     split = repeated(data.train, 45_000)
@@ -41,7 +41,7 @@ def run():
 def repeated(split, count):
     """The split with its images repeated up to `count` of them."""
     import numpy as np
-    from meshbook.images import Images
+    from meshbook.data.images import Images
 
     rows = np.arange(count) % len(split)
     return Images(split.inputs[rows], split.labels[rows])
@@ -95,7 +95,7 @@ def one_at_a_time(split):
 def whole_batches(split, data):
     """This book's pipeline; flips are on, as in the source."""
     import jax
-    from meshbook import images
+    from meshbook.data import images
 
     prepare = jax.jit(images.Preparation(data.mean, data.std, flip=True))
     loader, key = images.batches(split, BATCH, seed=12), jax.random.key(12)

@@ -14,11 +14,10 @@ import jax
 from flax import nnx
 
 from helpers import start
-from meshbook import images
+from meshbook.data import images
+from meshbook.models import ViT, ViTConfig
 from meshbook.sharding import Sharding, make_mesh
-from meshbook.optimizers import recipe
-from meshbook.training import create_state, evaluate, fit
-from meshbook.vit import ViT, ViTConfig
+from meshbook.training import create_state, evaluate, fit, recipe
 
 LAPTOP = ViTConfig(patch=8, embed=64, hidden=128, heads=4, layers=2)
 B, SEEDS = 128, (0, 1, 2)

@@ -14,7 +14,7 @@ import optax
 from jax.sharding import AxisType, NamedSharding
 
 from helpers import start
-from meshbook.losses import MASKED, chunked_cross_entropy, obvious_cross_entropy
+from meshbook.models.losses import MASKED, chunked_cross_entropy, obvious_cross_entropy
 from meshbook.proofs import collectives, work
 from meshbook.sharding import Sharding, inside, make_mesh
 

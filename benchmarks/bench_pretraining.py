@@ -18,12 +18,11 @@ from flax import nnx
 
 from benchmarks.source_minigpt import SourceMiniGPT, parameters
 from helpers import start
-from meshbook import stories, tokens
-from meshbook.losses import language_loss
-from meshbook.gpt import MiniGPT, MiniGPTConfig
+from meshbook.data import stories, tokens
+from meshbook.models import MiniGPT, MiniGPTConfig
+from meshbook.models.losses import language_loss
 from meshbook.sharding import Sharding, make_mesh
-from meshbook.optimizers import language_recipe
-from meshbook.training import create_state, evaluate, fit
+from meshbook.training import create_state, evaluate, fit, language_recipe
 
 CONFIG = MiniGPTConfig()
 T, SOURCE_B, B, HELD, PEAK = CONFIG.tokens, 256, 16, 128, 2e-3

@@ -16,12 +16,12 @@ import optax
 from flax import nnx
 
 from helpers import start
-from meshbook.costs import vit_step_traffic
+from meshbook.hlo.collectives import Traffic
+from meshbook.models import ViT, ViTConfig
+from meshbook.planning.costs import vit_step_traffic
 from meshbook.proofs import collectives
 from meshbook.sharding import Sharding, make_mesh, place
-from meshbook.traffic import Traffic
 from meshbook.training import create_state, train_step
-from meshbook.vit import ViT, ViTConfig
 
 LAPTOP = ViTConfig(embed=64, hidden=256, heads=4, layers=2)
 B, ROUNDS, STEPS, RATE = 128, 9, 4, 1e-3

@@ -15,7 +15,7 @@ def run():
     """Tokens per second of each pipeline, in turn, and their ratios."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # before JAX makes its threads
     import jax
-    from meshbook import stories
+    from meshbook.data import stories
 
     data = stories.load()
     pipelines = {
@@ -110,7 +110,7 @@ def random_slices(data):
 def this_book(data, documents=False, place=None):
     """This book's batches, on the device unless `place` says otherwise."""
     import jax
-    from meshbook import tokens
+    from meshbook.data import tokens
 
     loader = tokens.batches(data.train, B, T, seed=0, documents=documents)
     return lambda: (place or jax.device_put)(next(loader))

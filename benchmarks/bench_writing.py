@@ -15,7 +15,7 @@ from flax import nnx
 
 from benchmarks.source_minigpt import SourceMiniGPT, parameters
 from helpers import start
-from meshbook.gpt import MiniGPT, MiniGPTConfig, generate
+from meshbook.models import MiniGPT, MiniGPTConfig, generate
 from meshbook.sharding import Sharding
 from meshbook.training import create_state
 

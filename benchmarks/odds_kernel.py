@@ -1,4 +1,4 @@
-"""The odds of `meshbook.onepass` in one kernel: a product that ends in an exp, for NVIDIA GPUs.
+"""The odds of `meshbook.models.fused_loss` in one kernel for NVIDIA GPUs: a product and its exp.
 
 XLA writes the product's float32 logits to memory and reads them again for the exp. Here a tile of
 logits never leaves the processor: what is written is its odds, in the type of the model, and the

@@ -1,1 +1,1 @@
-"""The instruments of The Mesh Book, one subject a module; import them by module."""
+"""The instruments of The Mesh Book, one package a subject: proofs, hlo, planning, and so on."""

@@ -9,7 +9,7 @@ from notebooks import ROOT, Links
 
 sys.path.append(str(ROOT))  # also for the page about the API, which imports the package
 
-from meshbook.devices import DEVICES  # noqa: E402
+from meshbook.planning.devices import DEVICES
 
 
 def launch_notebook(app, pagename, templatename, context, doctree):

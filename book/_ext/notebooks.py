@@ -99,7 +99,7 @@ class Links:
             "if importlib.util.find_spec(\"meshbook\") is None:\n"
             f"    book = \"{self.repository}/archive/{self.branch}.zip\"\n"
             "    !{sys.executable} -m pip install -q --no-deps {book}\n"
-            "    !{sys.executable} -m meshbook.elsewhere\n"
+            "    !{sys.executable} -m meshbook.hosts.notebooks\n"
             "    importlib.invalidate_caches()"
         )
 

@@ -127,7 +127,7 @@ def main():
     """Run the page, and take the pictures of its first run."""
     sys.path[0] = str(ROOT)
     run(PAGE)
-    from meshbook.tensorboard import tensorboard
+    from meshbook.profiling.tensorboard import tensorboard
 
     page = vars(sys.modules["__main__"])
     event = longest_wait(page["ours"], page["events"])

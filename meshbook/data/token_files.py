@@ -1,0 +1,179 @@
+"""Token files: documents as numbers, written once and then read as a memory map.
+
+A file has a header of 512 bytes, the tokens as uint16, and the places where documents start as
+int64. The stream of N tokens is END, a document, END, a document, ..., END: each END opens a
+document and closes the one before. Integers are little-endian.
+"""
+import collections
+import contextlib
+import errno
+import hashlib
+import itertools
+import json
+import os
+import pathlib
+import shutil
+from concurrent import futures
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from meshbook.data.vocabulary import END, Identity, identity
+
+FORMAT, HEADER = "meshbook tokens 1", 512
+PART = 1 << 23  # characters that are encoded in one go
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """Documents as tokens: document d, with the END that opens it, is ids[starts[d]:starts[d+1]].
+
+    ids: uint16 (N,), starts: int64 (documents + 1,), both memory maps; vocabulary: the Identity of
+    the encoding that wrote them; sha256: of the whole file.
+    """
+
+    ids: np.ndarray
+    starts: np.ndarray
+    vocabulary: Identity
+    sha256: str
+
+    def __len__(self):
+        return len(self.starts) - 1
+
+
+def write_tokens(documents, encoding, path, workers=os.cpu_count() or 1):
+    """Tokenise an iterable of texts into the file `path`, which then exists whole or not at all.
+
+    `workers` threads encode; only some million characters are in memory at a time.
+    Raises ValueError for a vocabulary that needs more than 16 bits, a document that contains END
+    and no document at all, OSError (ENOSPC) when the disk is full.
+    """
+    vocabulary, path = identity(encoding), pathlib.Path(path)
+    if vocabulary.size > 1 << 16:
+        raise ValueError(f"tokens are stored in 16 bits: expected at most 65,536 of them, found "
+                         f"the vocabulary {vocabulary}")
+    with whole_or_not_at_all(path) as file:
+        file.write(bytes(HEADER))
+        starts, count, digest = [], 0, hashlib.sha256()
+        last = np.array([encoding.eot_token], np.uint16)
+        for ids in itertools.chain(encode(documents, encoding, workers), [last]):
+            starts.append(count + np.flatnonzero(ids == encoding.eot_token))
+            count += len(ids)
+            put(file, digest, ids.astype("<u2"))
+        starts = np.concatenate(starts).astype("<i8")
+        if len(starts) < 2:
+            raise ValueError(f"{path} would be empty: expected documents, found none")
+        put(file, digest, np.zeros(-count % 4, "<u2"))  # starts begin at a multiple of 8
+        put(file, digest, starts)
+        file.seek(0)
+        file.write(header(count, len(starts) - 1, vocabulary, digest))
+
+
+def encode(documents, encoding, workers):
+    """Yield the tokens of the documents, each with END before it, some million at a time.
+
+    Threads serve: tiktoken lets go of Python's lock while it encodes.
+    """
+    with futures.ThreadPoolExecutor(workers) as pool:
+        waiting = collections.deque()
+        for some in grouped(documents):
+            text = "".join(END + each for each in some)
+            waiting.append(pool.submit(encode_part, text, encoding))
+            if len(waiting) > workers:
+                yield waiting.popleft().result()
+        for part in waiting:
+            yield part.result()
+
+
+def encode_part(text, encoding):
+    """The tokens of a text, uint16; END in it is the token that it names."""
+    return encoding.encode_to_numpy(text, allowed_special={END}).astype(np.uint16)
+
+
+def grouped(documents):
+    """Yield the documents in lists of about PART characters; ValueError if one contains END."""
+    some, size = [], 0
+    for number, text in enumerate(documents):
+        if END in text:
+            raise ValueError(f"document {number} contains {END}, which only separates documents")
+        some.append(text)
+        size += len(text)
+        if size >= PART:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
+
+
+def put(file, digest, array):
+    """Append an array to a file and to its SHA-256."""
+    file.write(array)
+    digest.update(array)
+
+
+def header(count, documents, vocabulary, digest):
+    """The first bytes of a file: what is in it, and the SHA-256 of the rest and of this."""
+    facts = {"format": FORMAT, "tokens": count, "documents": documents,
+             "vocabulary": asdict(vocabulary)}
+    line, digest = json.dumps(facts).encode() + b"\n", digest.copy()
+    digest.update(line)
+    return (line + digest.hexdigest().encode()).ljust(HEADER - 1) + b"\n"
+
+
+def read_header(path, head):
+    """(tokens, documents, Identity) of a header, or ValueError if it is the header of none."""
+    try:
+        facts = json.loads(head.split(b"\n")[0])
+        if facts["format"] == FORMAT and len(head) == HEADER:
+            vocabulary = Identity(**facts["vocabulary"])
+            return int(facts["tokens"]), int(facts["documents"]), vocabulary
+    except (ValueError, TypeError, LookupError):
+        pass
+    raise ValueError(f"{path} is not a token file of this book: expected a header of {HEADER} "
+                     f"bytes with {FORMAT!r}, found {head[:32]!r}")
+
+
+@contextlib.contextmanager
+def whole_or_not_at_all(path):
+    """A file to write, which takes its name only when all of it is on the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        with open(unfinished, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        free = shutil.disk_usage(path.parent).free
+        raise OSError(error.errno, f"the disk is full: {path} needs more than the {free:,} bytes "
+                      f"that are free; nothing half-written was kept") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def read_tokens(path, encoding):
+    """The Tokens of a file, as memory maps, every byte of it verified.
+
+    Raises FileNotFoundError, or ValueError for a file that is cut short, changed in any bit, of
+    another format, or written with another vocabulary than this encoding's.
+    """
+    with open(path, "rb") as file:
+        head = file.read(HEADER)
+    count, documents, found = read_header(path, head)
+    expected = identity(encoding)
+    if found != expected:
+        raise ValueError(f"{path} was written with another vocabulary: expected {expected}, "
+                         f"found {found}")
+    middle = HEADER + 2 * (count + -count % 4)
+    size, end = os.path.getsize(path), middle + 8 * (documents + 1)
+    if size != end:
+        raise ValueError(f"{path} is not whole: expected {end:,} bytes, found {size:,}")
+    raw, sha256 = np.memmap(path, np.uint8, "r"), head.split()[-1].decode(errors="replace")
+    if header(count, documents, found, hashlib.sha256(raw[HEADER:])) != head:
+        raise ValueError(f"{path} is damaged: expected SHA-256 {sha256}, found that of other bytes")
+    ids, starts = raw[HEADER:HEADER + 2 * count].view("<u2"), raw[middle:].view("<i8")
+    return Tokens(ids, starts, found, sha256)

@@ -1,0 +1,6 @@
+"""Programs that went wrong beside right ones, and the gallery that puts the proofs to them."""
+
+from meshbook.faults.programs import FAULTS, Fault
+
+__all__ = ["FAULTS", "Fault", "gallery", "model_runs", "models", "networks", "right_programs",
+           "wrong_programs"]

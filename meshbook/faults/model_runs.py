@@ -1,0 +1,181 @@
+"""The book's own ViT and MiniGPT at small sizes on (4, 2), and what a right training must show.
+
+A Trial is made by `create_state`, its step is `train_step`, and it is compared with
+`meshbook.models.reference`. What is expected of it comes from the formulas of
+`meshbook.planning.costs` and from the sharding rules by letters, never from the program.
+meshbook.faults.models has the wrong ones.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from flax.serialization import to_state_dict
+from jax.sharding import AxisType, Mesh, PartitionSpec as P
+
+from meshbook import proofs, sharding, training
+from meshbook.data import tokens
+from meshbook.models import reference
+from meshbook.models.losses import language_loss
+from meshbook.models.minigpt import MiniGPT, MiniGPTConfig
+from meshbook.models.vit import ViT, ViTConfig
+from meshbook.planning import costs
+from meshbook.sharding import Sharding, make_mesh, place
+from meshbook.training.optimizers import language_recipe
+
+VIT = ViTConfig(patch=16, embed=16, hidden=32, heads=4, layers=1)
+GPT = MiniGPTConfig(vocabulary=256, tokens=16, embed=16, hidden=32, heads=4, layers=1)
+B, STEPS, KEY = 16, 3, jax.random.key(7)
+QUICKLY = {"xla_backend_optimization_level": 0}  # the same HLO, less time in LLVM
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A model's training on a mesh, and what a right one would be.
+
+    How it trains: `model(config, table, rngs=...)`, `optimizer`, `loss`, and `put`, which places a
+    batch. What a right one shows: the specs by letters in `rules`, parameters per device `weights`,
+    `scalars` in the optimizer's state, `traffic`, `useful` FLOPs and their `factor`; and it trains
+    as `alone` does, the reference, which begins at `start`.
+    """
+
+    model: Callable
+    config: Any
+    table: Sharding
+    optimizer: optax.GradientTransformation
+    loss: Callable
+    batches: tuple
+    start: dict
+    alone: proofs.Run
+    rules: dict
+    weights: int
+    scalars: int
+    traffic: dict
+    useful: int
+    factor: float
+    mesh: Mesh
+    put: Callable = place
+
+    @functools.cached_property
+    def state(self):
+        """The state at the start."""
+        state = created(self.model, self.config, self.table, self.optimizer, self.mesh)
+        program = dataclasses.replace(state.program, loss=self.loss)
+        return dataclasses.replace(state, program=program)
+
+    @functools.cached_property
+    def compiled(self):
+        """The training step as a program; the same HLO as `training.compile_step`'s."""
+        batch = self.put(self.batches[0], self.mesh)
+        with jax.default_matmul_precision("highest"):
+            return training.train_step.lower(self.state, batch, KEY).compile(QUICKLY)
+
+    def checks(self):
+        """The four proofs and the check of memory, to be called."""
+        held = 4 * (3 * self.weights + self.scalars)
+        return {
+            "sharded": lambda: self.assert_sharded(held),
+            "same": self.assert_same_training,
+            "communicates": lambda: proofs.assert_communicates(
+                self.compiled, self.mesh, self.traffic),
+            "divided": lambda: proofs.assert_divided(
+                self.compiled, self.mesh.size, self.useful, self.factor, rtol=1e-9),
+            "donated": lambda: proofs.assert_donated(self.compiled, held),
+        }
+
+    def assert_sharded(self, held):
+        """State and batch at the start, by rules, formula and data; the state after a step."""
+        batch, whole = self.batches[0], (self.start, to_state_dict(self.optimizer.init(self.start)))
+        arrays = self.state.params, self.state.opt_state
+        specs = proofs.by_letters(arrays, self.rules)
+        proofs.assert_sharded(arrays, specs, self.mesh, held, whole)
+        size = sum(x.nbytes for x in batch.values()) // self.mesh.shape["batch"]
+        on_devices = self.put(batch, self.mesh)
+        proofs.assert_sharded(on_devices, P("batch"), self.mesh, size, batch)
+        after, _ = self.compiled(jax.tree.map(jnp.copy, self.state), on_devices, KEY)
+        proofs.assert_sharded((after.params, after.opt_state), specs, self.mesh, held)
+
+    def assert_same_training(self):
+        """Beside the reference, under the optimizer that trains."""
+        with mock.patch.object(training.loop, "place", self.put):
+            ours = training.run(self.state, KEY, self.compiled)
+            proofs.assert_same_training(ours, self.alone, self.batches)
+
+
+@functools.cache
+def created(model, config, table, optimizer, mesh):
+    """A state by `create_state`."""
+    make = lambda: model(config, table, rngs=nnx.Rngs(0))
+    return training.create_state(make, optimizer, mesh)
+
+
+@functools.cache
+def mesh_of(axis_types=AxisType.Explicit):
+    """The mesh of every trial."""
+    return make_mesh((4, 2), axis_types=axis_types)
+
+
+ADAM, RECIPE = optax.adam(1e-3), language_recipe(10 * STEPS)
+
+
+@functools.cache
+def beside(model, config, optimizer, plain, **settings):
+    """The parameters that one device draws, on the host, and the reference's run from there."""
+    start = jax.device_get(created(model, config, Sharding.none(), optimizer, None).params)
+    run = reference.Reference(plain, start, optimizer, KEY, rate=config.dropout, **settings)
+    return start, run.run(params=False)
+
+
+def images(seed):
+    """A batch of noise."""
+    draw = np.random.default_rng(seed)
+    return {"inputs": draw.normal(size=(B, 32, 32, 3)).astype(np.float32),
+            "labels": draw.integers(0, VIT.classes, B).astype(np.int32)}
+
+
+def texts(seed):
+    """A batch of documents kept apart, of which some labels do not count."""
+    draw = np.random.default_rng(seed)
+    rows_BT1 = draw.integers(0, GPT.vocabulary, (B, GPT.tokens + 1))
+    rows_BT1[:, GPT.tokens // 2] = 0  # each row's second document begins here
+    weight_BT = draw.integers(0, 2, (B, GPT.tokens)).astype(np.float32)
+    return tokens.as_batch(rows_BT1, end=0) | {"weight": weight_BT}
+
+
+def vit(preset="tensor_parallel", axis_types=AxisType.Explicit):
+    """The ViT under Adam, dropout on: a Trial that is right."""
+    mesh, ways, rows = mesh_of(axis_types), 2, 1
+    traffic = costs.vit_step_traffic(VIT, mesh, B)
+    if preset == "fully_sharded":
+        rows = mesh.shape["batch"]
+        gathers = costs.step_gathers(costs.vit_parameters, VIT, mesh)
+        traffic |= {("all-gather", "batch"): (10 * VIT.layers + 7, gathers)}
+    useful, factor = costs.vit_step_flops(VIT, B, ways)
+    return Trial(
+        ViT, VIT, getattr(Sharding, preset)(), ADAM, training.loss_and_metrics,
+        tuple(map(images, range(STEPS))), *beside(ViT, VIT, ADAM, reference.vit), RULES[preset],
+        costs.vit_parameters(VIT, ways, rows), 1, traffic, useful, factor, mesh)
+
+
+def gpt(axis_types=AxisType.Explicit):
+    """MiniGPT, tensor-parallel, under its recipe: clipping, dropout, documents, weights."""
+    mesh, ways = mesh_of(axis_types), 2
+    alone = beside(MiniGPT, GPT, RECIPE, reference.minigpt, classes=GPT.vocabulary)
+    traffic = costs.gpt_step_traffic(GPT, mesh, B)
+    _, size = traffic["all-reduce", ("batch",)]
+    traffic["all-reduce", ("batch",)] = 2, size + 4  # what the weights add up to, before the rest
+    useful, factor = costs.gpt_step_flops(GPT, B)
+    return Trial(
+        MiniGPT, GPT, Sharding.tensor_parallel(), RECIPE, language_loss,
+        tuple(map(texts, range(STEPS))), *alone, sharding.TENSOR,
+        costs.gpt_parameters(GPT, ways), 3, traffic, useful, factor, mesh)
+
+
+RULES = {"tensor_parallel": sharding.TENSOR, "fully_sharded": sharding.FULL}

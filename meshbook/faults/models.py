@@ -1,0 +1,235 @@
+"""Faults planted in the book's own ViT and MiniGPT: each is a program that trains.
+
+Each is one of meshbook.faults.model_runs with a line or two changed, as people change them.
+"""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+from meshbook.faults import Fault, model_runs as trials
+from meshbook.models import losses
+from meshbook.models.losses import CHUNK, chunked_cross_entropy, cross_entropy_sums, language_loss
+from meshbook.models.vit import Block, ViT
+from meshbook.sharding import Sharding, pin
+from meshbook.training import loss_and_metrics
+
+CHUNKS = 16
+
+
+def _changed(right, **changes):
+    return dataclasses.replace(right, **changes)
+
+
+# The ViT ------------------------------------------------------------------------------------------
+
+def changed_row():
+    """FD split by columns."""
+    table = dataclasses.replace(Sharding.tensor_parallel(), FD=P(None, "model"))
+    return _changed(trials.vit(), table=table)
+
+
+class Unlabelled(ViT):
+    """A ViT whose labels got lost on the way to `create_state`."""
+
+    def __init__(self, *sizes, rngs):
+        super().__init__(*sizes, rngs=rngs)
+        for _, parameter in nnx.iter_graph(self):
+            if isinstance(parameter, nnx.Param):
+                parameter.set_metadata("out_sharding", None)
+
+
+def lost_labels():
+    """Every parameter and both moments on every device."""
+    return _changed(trials.vit(), model=Unlabelled)
+
+
+def whole_batch():
+    """The batch on every device."""
+    put = lambda batch, mesh: jax.device_put(batch, NamedSharding(mesh, P()))
+    return _changed(trials.vit(), put=put)
+
+
+def scaled_gradients():
+    """The loss as it is, its gradients four times as large; Adam does not mind."""
+    def loss(params, program, batch, key=None):
+        value, metrics = loss_and_metrics(params, program, batch, key)
+        return 4 * value - jax.lax.stop_gradient(3 * value), metrics
+
+    return _changed(trials.vit(), loss=loss)
+
+
+class Rounded(Sharding):
+    """The rules of full sharding; one weight is rounded to bfloat16 before it is gathered."""
+
+    def use(self, letters, x, dtype):
+        short = jnp.bfloat16 if letters == "DF" else dtype
+        return super().use(letters, x, short).astype(dtype)
+
+
+def rounded_gather():
+    """`w_in` travels as bfloat16."""
+    return _changed(trials.vit("fully_sharded"), table=Rounded.fully_sharded())
+
+
+class Gathering(Block):
+    """A block whose result is replicated, and split again."""
+
+    def __call__(self, x_BTD, key=None):
+        x_BTD = super().__call__(x_BTD, key)
+        return pin(pin(x_BTD, P()), self.mlp.sharding.BTD)
+
+
+class GatheringViT(ViT):
+    """A ViT of such blocks."""
+
+    block = Gathering
+
+
+def extra_gather():
+    """One reshard too many."""
+    return _changed(trials.vit(), model=GatheringViT)
+
+
+def wrong_preset():
+    """data_parallel() where tensor_parallel() was meant."""
+    return _changed(trials.vit(), table=Sharding.data_parallel())
+
+
+class Recomputing(Block):
+    """A block that computes its MLP again for the backward pass."""
+
+    def __call__(self, x_BTD, key=None):
+        x_BTD = x_BTD + self.attention(self.norm1(x_BTD))
+        return x_BTD + jax.checkpoint(lambda x: self.mlp(self.norm2(x), key))(x_BTD)
+
+
+class RecomputingViT(ViT):
+    """A ViT of such blocks."""
+
+    block = Recomputing
+
+
+def recomputed():
+    """jax.checkpoint where memory is not short."""
+    return _changed(trials.vit(), model=RecomputingViT)
+
+
+# MiniGPT ------------------------------------------------------------------------------------------
+
+def _loss(cross_entropy):
+    return partial(language_loss, cross_entropy=cross_entropy)
+
+
+def chunks_across_devices():
+    """The loss in chunks as one writes it first; only an Auto mesh accepts it."""
+    def cross_entropy(h_BTD, w_DV, b_V, labels_BT, weight_BT, *, vocabulary, sharding):
+        @jax.checkpoint
+        def sums(chunk):
+            h_nD, labels_n, weight_n = chunk
+            logits_nV = h_nD @ w_DV + b_V
+            losses_n = optax.softmax_cross_entropy_with_integer_labels(logits_nV, labels_n)
+            right_n = logits_nV.argmax(-1) == labels_n
+            return jnp.stack([(losses_n * weight_n).sum(), (right_n * weight_n).sum()])
+
+        tokens = h_BTD.reshape(CHUNKS, -1, h_BTD.shape[-1]), labels_BT, weight_BT
+        chunks = jax.tree.map(lambda x: x.reshape(CHUNKS, -1, *x.shape[2:]), tokens)
+        return jax.lax.map(sums, chunks).sum(0) / weight_BT.sum()
+
+    return _changed(trials.gpt(AxisType.Auto), loss=_loss(cross_entropy))
+
+
+def mean_of_means():
+    """Each device's mean over its labels that count, and the mean of those."""
+    def cross_entropy(h_BTD, w_DV, b_V, labels_BT, weight_BT, *, vocabulary, sharding):
+        share = jax.shard_map(lambda w: w / w.sum(), in_specs=P("batch"), out_specs=P("batch"))
+        return chunked_cross_entropy(h_BTD, w_DV, b_V, labels_BT, share(weight_BT),
+                                     vocabulary=vocabulary, sharding=sharding)
+
+    return _changed(trials.gpt(), loss=_loss(cross_entropy))
+
+
+def no_documents():
+    """Tokens look at the documents before their own."""
+    def loss(params, program, batch, key=None):
+        seen = {name: x for name, x in batch.items() if name != "segments"}
+        return language_loss(params, program, seen, key)
+
+    return _changed(trials.gpt(), loss=loss)
+
+
+def one_rows_gradient():
+    """The head learns from the tokens of one row of devices."""
+    def sums(axis, vocabulary, h_nD, w_Dv, b_v, labels_n, weight_n):
+        first = jax.lax.axis_index("batch") == 0
+        keep = lambda x: jnp.where(first, x, jax.lax.stop_gradient(x))
+        return cross_entropy_sums(axis, vocabulary, CHUNK, h_nD, keep(w_Dv), keep(b_v), labels_n,
+                                  weight_n)
+
+    def cross_entropy(*arrays, vocabulary, sharding):
+        axis = losses.split_of(sharding)
+        return losses.mean_over_devices(partial(sums, axis, vocabulary), sharding, *arrays)
+
+    return _changed(trials.gpt(), loss=_loss(cross_entropy))
+
+
+def shifted_targets():
+    """Each token is to predict itself: labels that are already shifted, shifted back."""
+    def loss(params, program, batch, key=None):
+        labels = jnp.roll(batch["labels"], 1, axis=1)
+        return language_loss(params, program, {**batch, "labels": labels}, key)
+
+    return _changed(trials.gpt(), loss=loss)
+
+
+def accuracy_of_eight():
+    """The accuracy summed over devices that have the same."""
+    def loss(params, program, batch, key=None):
+        value, metrics = language_loss(params, program, batch, key)
+        return value, metrics | {"accuracy": 8 * metrics["accuracy"]}
+
+    return _changed(trials.gpt(), loss=loss)
+
+
+FULLY_SHARDED = partial(trials.vit, "fully_sharded")
+AUTO = partial(trials.gpt, AxisType.Auto)
+RIGHT_MODELS = (
+    Fault("ViT", "as it is, tensor-parallel", (), trials.vit, trials.vit),
+    Fault("ViT, fully sharded", "as it is", (), FULLY_SHARDED, FULLY_SHARDED),
+    Fault("MiniGPT", "as it is, tensor-parallel", (), trials.gpt, trials.gpt),
+)
+MODEL_FAULTS = (
+    Fault("ViT: a changed row of the rules", "FD split by columns, as DF is",
+          ("sharded", "communicates", "divided"), changed_row, trials.vit),
+    Fault("ViT: labels that got lost", "specs that did not reach create_state",
+          ("sharded", "communicates", "divided"), lost_labels, trials.vit),
+    Fault("ViT: a batch on every device", "a batch placed with P()",
+          ("sharded",), whole_batch, trials.vit),
+    Fault("ViT: gradients times four", "the loss is right, and Adam divides by their size",
+          ("same",), scaled_gradients, trials.vit),
+    Fault("ViT: a rounded gather", "a fully sharded weight, bfloat16 before its gather",
+          ("same",), rounded_gather, FULLY_SHARDED),
+    Fault("ViT: one gather too many", "the residual stream replicated, and split again",
+          ("communicates",), extra_gather, trials.vit),
+    Fault("ViT: the wrong preset", "data_parallel() for tensor_parallel()",
+          ("sharded", "communicates", "divided"), wrong_preset, trials.vit),
+    Fault("ViT: work done again", "jax.checkpoint where memory is not short",
+          ("divided",), recomputed, trials.vit),
+    Fault("MiniGPT: chunks across devices", "the loss by reshape and lax.map",
+          ("communicates", "divided"), chunks_across_devices, AUTO),
+    Fault("MiniGPT: a mean of means", "each device divides by its own labels that count",
+          ("same",), mean_of_means, trials.gpt),
+    Fault("MiniGPT: documents not kept apart", "the batch's segments never reach the model",
+          ("same",), no_documents, trials.gpt),
+    Fault("MiniGPT: a gradient not summed", "the head learns from one row of devices",
+          ("same",), one_rows_gradient, trials.gpt),
+    Fault("MiniGPT: shifted targets", "labels shifted back to the inputs",
+          ("same",), shifted_targets, trials.gpt),
+    Fault("MiniGPT: accuracy times eight", "summed over devices that have the same",
+          ("same",), accuracy_of_eight, trials.gpt),
+)

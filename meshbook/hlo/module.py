@@ -1,0 +1,203 @@
+"""Read the text of a compiled program: its computations and their instructions.
+
+XLA prints a compiled program as HLO: named computations, each a list of
+instructions, of which one is ENTRY. `read` makes objects of that text. Nothing
+here knows of JAX: any HLO text is welcome.
+
+Source: the printer of openxla/xla, `xla/hlo/ir/hlo_instruction.cc`.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+
+BITS = {"pred": 8, "c64": 64, "c128": 128, "token": 0, "opaque": 0}
+TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[()\[\]{},\n]')
+COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|/\*.*?\*/', re.S)
+HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+)(?: \(.*)? \{\s*")
+NAME = re.compile(r"\s*(ROOT )?%?([\w.\-]+) = ")
+ARRAY = re.compile(r"(\w+)\[([^\]]*)\](\{[^}]*\})?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """One array of a program: the type of its elements and its extents on one device."""
+
+    dtype: str
+    dims: tuple
+
+    @property
+    def size(self):
+        """How many elements it has."""
+        return math.prod(self.dims)
+
+    @property
+    def bytes(self):
+        """How many bytes its elements fill, without padding."""
+        digits = re.search(r"\d+", self.dtype)
+        bits = BITS.get(self.dtype, int(digits.group()) if digits else 0)
+        return (self.size * bits + 7) // 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One line of a computation; `shape` is a Shape, or a tuple of them."""
+
+    name: str
+    shape: object
+    opcode: str
+    operands: tuple
+    literal: str
+    attributes: dict
+
+    @property
+    def op_name(self):
+        """Its path in the Python program, such as jit(step)/block_0/dot_general, or ""."""
+        found = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes.get("metadata", ""))
+        return found[1] if found else ""
+
+    @property
+    def primitive(self):
+        """The JAX primitive that it was made of: the last part of its path, or ""."""
+        return self.op_name.rpartition("/")[2]
+
+    def called(self, *keys):
+        """Names of the computations that stand in these attributes, in order."""
+        found = [re.findall(r"%?([\w.\-]+)", self.attributes.get(key, "")) for key in keys]
+        return [name for names in found for name in names]
+
+
+def shape_bytes(shape):
+    """The bytes of a Shape, or of all in a (nested) tuple of them."""
+    return shape.bytes if isinstance(shape, Shape) else sum(map(shape_bytes, shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    """A named list of instructions; `root` is the name of the one that it returns."""
+
+    name: str
+    instructions: dict
+    root: str
+
+    def __getitem__(self, name):
+        return self.instructions[name]
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """A compiled program: computations by name, the name of ENTRY, and how many devices run it."""
+
+    computations: dict
+    entry: str
+    replicas: int
+    partitions: int
+
+
+def parse(text):
+    """Make a Module of HLO text, or of anything with `as_text`, such as `jax.stages.Compiled`.
+
+    Raises ValueError where the text has no ENTRY computation, TypeError for other objects.
+    """
+    if hasattr(text, "as_text"):
+        text = text.as_text()
+    if not isinstance(text, str):
+        raise TypeError(f"expected a compiled program or its HLO text, found {type(text).__name__}")
+    return _parsed(text)
+
+
+@functools.lru_cache(maxsize=1)  # several questions in a row are put to one program
+def _parsed(text):
+    computations, entry, header, body = {}, None, None, []
+    for line in text.splitlines():
+        if header is None:
+            header = None if line.startswith("HloModule") else HEADER.fullmatch(line)
+        elif line.startswith("}"):
+            computations[header[2]] = _computation(header[2], "\n".join(body) + "\n")
+            entry = header[2] if header[1] else entry
+            header, body = None, []
+        else:
+            body.append(line)
+    if entry is None:
+        raise ValueError(
+            "expected the text of a compiled program, with an ENTRY computation; found "
+            f"{text[:60]!r}. Use lowered.compile(), not the lowered program."
+        )
+    return Module(computations, entry, _header_number(text, "replica_count"),
+                   _header_number(text, "num_partitions"))
+
+
+def _header_number(text, key):
+    found = re.search(rf"\b{key}=(\d+)", text[: text.index("\n")])
+    return int(found[1]) if found else 1
+
+
+def _computation(name, body):
+    body = COMMENT.sub(lambda match: match[1] or "", body)
+    instructions, root = {}, None
+    for statement in split(body, "\n"):
+        if start := NAME.match(statement):
+            instructions[start[2]] = _instruction(start[2], statement[start.end():])
+            root = start[2] if start[1] else root
+    return Computation(name, instructions, root or next(reversed(instructions), None))
+
+
+def _instruction(name, text):
+    shape, end = _shape(text, 0)
+    opcode, rest = text[end:].strip().split("(", 1)
+    end = _closing(rest)
+    literal, known = rest[:end], {}
+    for attribute in split(rest[end + 1:], ","):
+        key, _, value = attribute.strip().partition("=")
+        if key == "device_ids":  # the second half of replica_groups=mesh[...], device_ids=(...)
+            key, value = "replica_groups", known["replica_groups"] + value
+        known[key] = value
+    operands = tuple(_last_name(part) for part in split(literal, ",") if part.strip())
+    return Instruction(name, shape, opcode, operands, literal, known)
+
+
+def _closing(text):
+    """The position of the bracket that closes the one just before the text."""
+    depth = 1
+    for token in TOKEN.finditer(text):
+        depth += (token[0] in "([{") - (token[0] in ")]}")
+        if depth == 0:
+            return token.start()
+    raise ValueError(f"expected a closing bracket in the HLO text, found none after {text[:60]!r}")
+
+
+def _last_name(part):
+    words = part.split()
+    return words[-1].lstrip("%") if words else ""
+
+
+def _shape(text, at):
+    """The shape that starts at a position, and the position behind it."""
+    if text.startswith("(", at):
+        parts, at = [], at + 1
+        while not text.startswith(")", at):
+            part, at = _shape(text, at)
+            parts.append(part)
+            at = re.compile(r"[,\s]*").match(text, at).end()
+        return tuple(parts), at + 1
+    if text.startswith("b(", at):  # a buffer, as the newest printers call it
+        part, at = _shape(text, at + 2)
+        return part, at + 1
+    found = ARRAY.match(text, at)
+    if not found:
+        raise ValueError(f"expected a shape in the HLO text, found {text[at:at + 60]!r}")
+    dims = tuple(int(dim.strip("<=")) for dim in found[2].split(",") if dim.strip())
+    return Shape(found[1], dims), found.end()
+
+
+def split(text, separator):
+    """Cut a text at the separators that stand outside all brackets and strings."""
+    parts, depth, start = [], 0, 0
+    for token in TOKEN.finditer(text):
+        character = token[0]
+        depth += (character in "([{") - (character in ")]}")
+        if depth == 0 and character == separator:
+            parts.append(text[start: token.start()])
+            start = token.end()
+    return parts + [text[start:]]

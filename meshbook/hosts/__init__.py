@@ -1,0 +1,3 @@
+"""Machines of others that the book runs on: hosted notebooks."""
+
+__all__ = ["notebooks"]

@@ -1,0 +1,208 @@
+"""Cross-entropy over a large vocabulary, whose logits (B, T, V) never exist at once.
+
+Each device cuts its own tokens into chunks. For a chunk it makes the logits, what they
+cost, and at once their gradients, and forgets them: the gradients of hidden and head are
+ready when the loss is, and nothing is computed twice. The head's gradient is summed over
+the rows of devices once, after the loop. Where the vocabulary is split over a mesh axis,
+three numbers a token travel along it, a maximum and two sums, and the hidden gradient.
+
+Sources: Shoeybi et al. 2019 (a vocabulary in parts); Hsu et al. 2024, "Liger Kernel"
+(gradients made in the forward pass).
+"""
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec as P
+
+from meshbook.models.minigpt import MASKED
+from meshbook.sharding import pin
+
+CHUNK = 512  # tokens of one device whose logits are there at once
+
+
+def chunked_cross_entropy(
+    hidden_BTD, w_DV, b_V, labels_BT, weight_BT=None, *,
+    vocabulary, sharding, chunk=CHUNK,
+):
+    """Mean loss (nats) and accuracy of logits hidden·w + b, chunk by chunk.
+
+    weight_BT: what each label counts, default 1. vocabulary: how many of the V
+    logits are tokens; a label beyond gives NaN. chunk: tokens of one device at
+    a time. A tie for the largest logit counts as right. Not for second
+    derivatives.
+    """
+    return mean_over_devices(
+        partial(cross_entropy_sums, split_of(sharding), vocabulary, chunk),
+        sharding, hidden_BTD, w_DV, b_V, labels_BT, weight_BT,
+    )
+
+
+def split_of(sharding):
+    """The mesh axis over which the vocabulary is split, or None."""
+    return sharding.V[0] if sharding.V else None
+
+
+def mean_over_devices(
+    sums, sharding, hidden_BTD, w_DV, b_V, labels_BT, weight_BT
+):
+    """Mean loss and accuracy, from the sums over each device's own tokens.
+
+    sums(h_nD, w_Dv, b_v, labels_n, weight_n) -> (loss, right answers), over
+    the whole vocabulary where w and b are one device's part of it.
+    """
+    s, dtype = sharding, hidden_BTD.dtype
+    names = tuple(jax.tree.leaves(tuple(s.BT)))  # axes that split the tokens
+    axis = split_of(s)
+    along = () if axis is None else (axis,)
+    given = [] if weight_BT is None else [pin(weight_BT, s.BT)]
+
+    def local(h_bTD, w_Dv, b_v, labels_bT, *given):
+        h_nD, labels_n = h_bTD.reshape(-1, h_bTD.shape[-1]), labels_bT.ravel()
+        one_n = jnp.ones_like(labels_n, jnp.float32)
+        weight_n = given[0].ravel() if given else one_n
+        # what each device adds to these gradients is summed once, later
+        varying = partial(jax.lax.pcast, to="varying")
+        h_nD = varying(h_nD, along)
+        w_Dv, b_v = varying((w_Dv, b_v), names)
+        found = sums(h_nD, w_Dv, b_v, labels_n, weight_n)
+        found = jnp.stack([*found, *(x.sum() for x in given)])
+        return jax.lax.psum(found, names) if names else found
+
+    arguments = [
+        pin(hidden_BTD, s.BTD), s.use("DV", w_DV, dtype),
+        s.use("V", b_V, dtype), pin(labels_BT, s.BT), *given,
+    ]
+    if not jax.sharding.get_abstract_mesh().empty:
+        specs = s.BTD, P(None, axis), P(axis), s.BT, *[s.BT] * len(given)
+        local = jax.shard_map(local, in_specs=specs, out_specs=P())
+    loss, right, *count = local(*arguments)
+    count = count[0] if given else labels_BT.size
+    return loss / count, right / count
+
+
+def language_loss(
+    params, program, batch, key=None, cross_entropy=chunked_cross_entropy
+):
+    """Mean cross-entropy (nats) of the next token, and a batch's metrics.
+
+    A `loss` for meshbook.training, for models with `hidden` and a head, such
+    as MiniGPT. batch: inputs and labels (B, T), and optionally segments,
+    positions and weight (B, T), 0 for labels that do not count. key None:
+    evaluation. cross_entropy: how it is computed, see chunked_cross_entropy.
+    """
+    keys = (None, None) if key is None else jax.random.split(key)
+    model = program.model(params)
+    inputs = program.prepare(batch["inputs"], keys[0])
+    documents = batch.get("segments"), batch.get("positions")
+    hidden_BTD = model.hidden(inputs, keys[1], *documents)
+    with jax.named_scope("loss"):
+        loss, accuracy = cross_entropy(
+            hidden_BTD, model.w_head_DV[...], model.b_head_V[...],
+            batch["labels"], batch.get("weight"),
+            vocabulary=model.config.vocabulary, sharding=model.sharding,
+        )
+    return loss, {"loss": loss, "accuracy": accuracy}
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def cross_entropy_sums(
+    axis, vocabulary, chunk, h_nD, w_Dv, b_v, labels_n, weight_n
+):
+    """Sums over this device's tokens: (loss, right answers), weighted.
+
+    axis: the mesh axis over which the vocabulary is split, or None.
+    """
+    def turn(sums, part):
+        more, _ = chunk_sums(axis, vocabulary, w_Dv, b_v, *part)
+        return jax.tree.map(jnp.add, sums, more), None
+
+    parts = cut(chunk, h_nD, labels_n, weight_n)
+    zero = jnp.zeros_like(weight_n[0])
+    return jax.lax.scan(turn, (zero, zero), parts)[0]
+
+
+def sums_and_gradients(
+    axis, vocabulary, chunk, h_nD, w_Dv, b_v, labels_n, weight_n
+):
+    """The same sums, and the loss's gradients to hidden, weights and bias."""
+    def turn(total, part):
+        more, errors = chunk_sums(axis, vocabulary, w_Dv, b_v, *part)
+        errors = errors.astype(h_nD.dtype)
+        product = partial(jnp.einsum, preferred_element_type=jnp.float32)
+        more += product("nD,nv->Dv", part[0], errors), errors.sum(0)
+        dh_nD = product("nv,Dv->nD", errors, w_Dv).astype(h_nD.dtype)
+        return jax.tree.map(jnp.add, total, more), dh_nD
+
+    parts = cut(chunk, h_nD, labels_n, weight_n)
+    zero, float32 = jnp.zeros_like(weight_n[0]), jnp.float32
+    start = zero, zero, *(jnp.zeros_like(x, float32) for x in (w_Dv, b_v))
+    (loss, right, dw_Dv, db_v), dh_cnD = jax.lax.scan(turn, start, parts)
+    dh_nD = dh_cnD.reshape(-1, h_nD.shape[-1])[:len(h_nD)]
+    dw_Dv, db_v = dw_Dv.astype(w_Dv.dtype), db_v.astype(b_v.dtype)
+    return (loss, right), (dh_nD, dw_Dv, db_v)
+
+
+def scaled(axis, vocabulary, chunk, gradients, cotangents):
+    """The gradients times the loss's cotangent; labels have none."""
+    scale = lambda x: (x * cotangents[0]).astype(x.dtype)
+    return *map(scale, gradients), None, None
+
+
+cross_entropy_sums.defvjp(sums_and_gradients, scaled)
+
+
+def cut(chunk, *tokens):
+    """Arrays of n tokens as equal chunks of at most this size, then zeros."""
+    n = len(tokens[0])
+    chunks = -(-n // chunk)
+    size = -(-n // chunks)
+    more = lambda x: [(0, chunks * size - n)] + [(0, 0)] * (x.ndim - 1)
+    return [
+        jnp.pad(x, more(x)).reshape(chunks, size, *x.shape[1:]) for x in tokens
+    ]
+
+
+def chunk_sums(axis, vocabulary, w_Dv, b_v, h_nD, labels_n, weight_n):
+    """(loss, right answers) of one chunk, and its logits' gradients (n, v)."""
+    v = len(b_v)
+    first = 0 if axis is None else jax.lax.axis_index(axis) * v
+    ids_v = first + jnp.arange(v)
+    product = partial(jnp.einsum, preferred_element_type=jnp.float32)
+    logits_nv = product("nD,Dv->nv", h_nD, w_Dv)
+    logits_nv = logits_nv + jnp.where(ids_v < vocabulary, b_v, MASKED)
+    here_nv = labels_n[:, None] == ids_v
+    top_n = logits_nv.max(-1)
+    top_n = top_n if axis is None else jax.lax.pmax(top_n, axis)
+    exp_nv = jnp.exp(logits_nv - top_n[:, None])
+    label_n = jnp.where(here_nv, logits_nv, 0).sum(-1)
+    sums = jnp.stack([exp_nv.sum(-1), label_n])
+    total_n, label_n = sums if axis is None else jax.lax.psum(sums, axis)
+    known_n = (labels_n >= 0) & (labels_n < vocabulary)
+    loss_n = jnp.where(known_n, jnp.log(total_n) + top_n - label_n, jnp.nan)
+    loss_n = jnp.where(weight_n > 0, loss_n * weight_n, 0)
+    right_n = jnp.where(label_n >= top_n, weight_n, 0)
+    errors_nv = (exp_nv / total_n[:, None] - here_nv) * weight_n[:, None]
+    return (loss_n.sum(), right_n.sum()), errors_nv
+
+
+def obvious_cross_entropy(hidden_BTD, w_DV, b_V, labels_BT, chunks=16):
+    """The mean loss in chunks as one writes it first: right, and not divided.
+
+    Under Auto the axis of chunks falls on the axis that splits the batch:
+    every chunk belongs to one row of devices, and all rows compute it. See
+    chapter 8.
+    """
+    @jax.checkpoint
+    def total(chunk):
+        hidden_nD, labels_n = chunk
+        logits_nV = hidden_nD @ w_DV + b_V
+        losses = optax.softmax_cross_entropy_with_integer_labels
+        return losses(logits_nV, labels_n).sum()
+
+    hidden_cnD = hidden_BTD.reshape(chunks, -1, hidden_BTD.shape[-1])
+    labels_cn = labels_BT.reshape(chunks, -1)
+    return jax.lax.map(total, (hidden_cnD, labels_cn)).sum() / labels_BT.size

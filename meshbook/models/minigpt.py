@@ -1,0 +1,249 @@
+"""MiniGPT: tokens (B, T) to logits (B, T, V), each position blind to what follows it.
+
+The architecture is that of the JAX AI stack's miniGPT tutorial: positions are learned, a
+norm stands behind each sum (post-norm, Vaswani et al. 2017), the MLP has a ReLU, dropout
+follows the attention and the MLP. Its weights fit here and give the same logits.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.nn import initializers as init
+from jax.sharding import PartitionSpec as P
+
+from meshbook.models.layers import (
+    MLP, Attention, Norm, Sizes, dropout, keys_for, parameter
+)
+from meshbook.sharding import Sharding, pin
+
+MASKED = -1e30  # swallows what is added to it; its exp is 0, and never NaN
+LANES = 128  # the vocabulary is padded to a multiple of a TPU's width
+
+
+@dataclass(frozen=True)
+class MiniGPTConfig(Sizes):
+    """Sizes of a MiniGPT; the defaults are what the source's code builds.
+
+    vocabulary: tokens that exist; tokens T: of the window, the most that the
+    model sees at once; embed D, hidden F, heads H, layers L; dropout: share of
+    numbers dropped in training; dtype: of activations and products;
+    param_dtype: of parameters. Raises ValueError where sizes do not fit.
+    """
+
+    vocabulary: int = 50_257
+    tokens: int = 256
+    embed: int = 256
+    hidden: int = 256
+    heads: int = 8
+    layers: int = 4
+    dropout: float = 0.1
+    dtype: jnp.dtype = jnp.float32
+    param_dtype: jnp.dtype = jnp.float32
+
+    def __post_init__(self):
+        for name in ("vocabulary", "tokens", "layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name} is a number from 1; found {getattr(self, name)}"
+                )
+        super().__post_init__()
+
+    @property
+    def padded(self):
+        """V: the vocabulary, filled up to a multiple of 128."""
+        return -(-self.vocabulary // LANES) * LANES
+
+
+def look_up(letters, table, ids_BT, count, dtype, sharding):
+    """Rows of a parameter table, such as VD, by number: (B, T) to (B, T, D).
+
+    Where the table's rows are split over a mesh axis, each device looks up
+    what it has, and a sum of B·T·D numbers puts them together; the table does
+    not move. Numbers outside [0, count) give NaN, so that a loss shows them at
+    once.
+    """
+    table, spec = sharding.use(letters, table, dtype), sharding.spec(letters)
+    axis = spec[0] if spec else None
+
+    def local(w_vD, ids_bT):
+        first = 0 if axis is None else jax.lax.axis_index(axis) * w_vD.shape[0]
+        at = ids_bT - first
+        x_bTD = w_vD.at[at].get(mode="clip", wrap_negative_indices=False)
+        if axis is not None:
+            mine = (at >= 0) & (at < w_vD.shape[0])
+            x_bTD = jax.lax.psum(jnp.where(mine[..., None], x_bTD, 0), axis)
+        known = (ids_bT >= 0) & (ids_bT < count)
+        return jnp.where(known[..., None], x_bTD, jnp.nan)
+
+    if jax.sharding.get_abstract_mesh().empty:
+        return local(table, ids_BT)
+    rows = sharding.BT
+    return jax.shard_map(
+        local, in_specs=(P(axis), rows), out_specs=sharding.BTD
+    )(table, pin(ids_BT, rows))
+
+
+class CausalAttention(Attention):
+    """Every token looks at itself and those before it: (B, T, D) to (B, T, D).
+
+    segments_BT: numbers; a token then looks only at tokens with its own number.
+    """
+
+    def __call__(self, x_BTD, segments_BT=None):
+        q_BTHK, k_BTHK, v_BTHK = self.heads(x_BTD)
+        mask = None
+        if segments_BT is not None:
+            mask = segments_BT[:, None, :, None] == segments_BT[:, None, None]
+        return self.join(jax.nn.dot_product_attention(
+            q_BTHK, k_BTHK, v_BTHK, mask=mask, is_causal=True
+        ))
+
+    def extend(self, x_BTD, cache, column, mask):
+        """New tokens after cached ones, whose keys and values stand in columns.
+
+        cache: keys and values (B, H, W, K); those of x are put at `column` and
+        on. mask: (B, 1, T, W), which columns a new token sees. Returns (y, new
+        cache).
+        """
+        q_BTHK, *new = self.heads(x_BTD)
+        put = jax.lax.dynamic_update_slice_in_dim
+        k_BHWK, v_BHWK = cache = [
+            put(old, x_BTHK.swapaxes(1, 2), column, 2)  # W beside K
+            for old, x_BTHK in zip(cache, new)
+        ]
+        scores = jnp.einsum("BTHK,BHWK->BHTW", q_BTHK, k_BHWK)
+        scores = scores.astype(jnp.float32) * q_BTHK.shape[-1] ** -0.5
+        p_BHTW = jax.nn.softmax(jnp.where(mask, scores, MASKED))
+        p_BHTW = p_BHTW.astype(x_BTD.dtype)
+        return self.join(jnp.einsum("BHTW,BHWK->BTHK", p_BHTW, v_BHWK)), cache
+
+
+class ReluMLP(MLP):
+    """Two products with a ReLU between: (B, T, D) to (B, T, F) to (B, T, D)."""
+
+    def __call__(self, x_BTD):
+        s, dtype = self.sharding, x_BTD.dtype
+        h_BTF = s.einsum("BTD,DF->BTF", x_BTD, self.w_in_DF[...])
+        h_BTF = jax.nn.relu(h_BTF + s.use("F", self.b_in_F[...], dtype))
+        y_BTD = s.einsum("BTF,FD->BTD", h_BTF, self.w_out_FD[...])
+        return y_BTD + s.use("D", self.b_out_D[...], dtype)
+
+
+class DecoderBlock(nnx.Module):
+    """Attention, then MLP, each added to what came in and then normalised."""
+
+    def __init__(self, config, sharding, *, rngs):
+        self.attention = CausalAttention(config, sharding, rngs=rngs)
+        self.norm1 = Norm(config, sharding, rngs=rngs)
+        self.mlp = ReluMLP(config, sharding, rngs=rngs)
+        self.norm2 = Norm(config, sharding, rngs=rngs)
+        self.rate = config.dropout
+
+    def __call__(self, x_BTD, key=None, segments_BT=None):
+        with jax.named_scope("attention"):
+            y_BTD = self.attention(x_BTD, segments_BT)
+        return self.add(x_BTD, y_BTD, key)
+
+    def extend(self, x_BTD, cache, column, mask):
+        """The same for new tokens after cached ones: see CausalAttention."""
+        y_BTD, cache = self.attention.extend(x_BTD, cache, column, mask)
+        return self.add(x_BTD, y_BTD), cache
+
+    def add(self, x_BTD, y_BTD, key=None):
+        """What follows the attention: sum and norm, MLP, sum and norm."""
+        first, second = keys_for(key, 2)
+        x_BTD = self.norm1(x_BTD + dropout(y_BTD, self.rate, first))
+        with jax.named_scope("mlp"):
+            y_BTD = self.mlp(x_BTD)
+        return self.norm2(x_BTD + dropout(y_BTD, self.rate, second))
+
+
+class MiniGPT(nnx.Module):
+    """A small language model: tokens (B, T) to logits (B, T, V) of the next.
+
+    V is the padded vocabulary; logits of tokens that do not exist are MASKED.
+    With a key it is in training and drops numbers; without, in evaluation.
+    segments (B, T): attention stays among tokens of one number; positions (B,
+    T): default 0, 1, 2, ... A token or position out of range gives NaN. Raises
+    ValueError for rows longer than the window, and where the mesh cannot
+    divide sizes as the sharding asks.
+    """
+
+    def __init__(
+        self, config: MiniGPTConfig, sharding: Sharding, *, rngs: nnx.Rngs
+    ):
+        T, D, V = config.tokens, config.embed, config.padded
+        fan_out = init.variance_scaling(
+            1.0, "fan_out", "uniform", in_axis=0, out_axis=1
+        )
+        make = lambda *what: parameter(*what, rngs, config, sharding)
+        self.token_VD = make("VD", (V, D), fan_out)
+        self.position_TD = make("TD", (T, D), fan_out)
+        self.blocks = nnx.List(
+            DecoderBlock(config, sharding, rngs=rngs)
+            for _ in range(config.layers)
+        )
+        self.w_head_DV = make("DV", (D, V), init.xavier_uniform())
+        self.b_head_V = make("V", (V,), init.zeros)
+        self.config, self.sharding = config, sharding
+
+    def embed(self, tokens_BT, positions_BT=None):
+        """Tokens and their positions as embeddings: (B, T) to (B, T, D)."""
+        c, s, T = self.config, self.sharding, tokens_BT.shape[1]
+        if T > c.tokens:
+            raise ValueError(
+                f"a row has {T} tokens; the window has room for {c.tokens}"
+            )
+        found = lambda letters, table, ids, count: look_up(
+            letters, table[...], ids, count, c.dtype, s
+        )
+        x_BTD = found("VD", self.token_VD, tokens_BT, c.vocabulary)
+        if positions_BT is None:
+            return x_BTD + s.use("TD", self.position_TD[...], c.dtype)[:T]
+        return x_BTD + found("TD", self.position_TD, positions_BT, c.tokens)
+
+    def hidden(self, tokens_BT, key=None, segments=None, positions=None):
+        """What the head reads: (B, T) to (B, T, D)."""
+        with jax.named_scope("embed"):
+            x_BTD = self.embed(tokens_BT, positions)
+        if segments is not None:
+            segments = pin(segments, self.sharding.BT)
+        keys = keys_for(key, len(self.blocks))
+        for i, block in enumerate(self.blocks):
+            with jax.named_scope(f"block_{i}"):
+                x_BTD = block(x_BTD, keys[i], segments)
+        return x_BTD
+
+    def extend(self, tokens_BT, cache, column, first_B):
+        """The same for tokens that follow cached ones: ((B, T, D), new cache).
+
+        cache: of each block, as CausalAttention has it, W = config.tokens
+        columns. The new tokens stand in `column` and on; a row's text begins
+        in its first_B, and what is before that, or after a token, it does not
+        see.
+        """
+        W = self.config.tokens
+        at_T, columns_W = column + jnp.arange(tokens_BT.shape[1]), jnp.arange(W)
+        positions_BT = jnp.clip(at_T - first_B[:, None], 0, W - 1)
+        seen_BTW = columns_W <= at_T[:, None]
+        seen_BTW = seen_BTW & (columns_W >= first_B[:, None, None])
+        x_BTD, new = self.embed(tokens_BT, positions_BT), []
+        for block, pair in zip(self.blocks, cache):
+            x_BTD, pair = block.extend(x_BTD, pair, column, seen_BTW[:, None])
+            new.append(pair)
+        return x_BTD, new
+
+    def head(self, x_BTD):
+        """Logits (B, T, V) of what the blocks made, MASKED for no token."""
+        c, s = self.config, self.sharding
+        b_V = s.use("V", self.b_head_V[...], c.dtype)
+        b_V = jnp.where(jnp.arange(c.padded) < c.vocabulary, b_V, MASKED)
+        return s.einsum("BTD,DV->BTV", x_BTD, self.w_head_DV[...]) + b_V
+
+    def __call__(self, tokens_BT, key=None, segments=None, positions=None):
+        x_BTD = self.hidden(tokens_BT, key, segments, positions)
+        with jax.named_scope("head"):
+            return self.head(x_BTD)

@@ -1,0 +1,148 @@
+"""The vision transformer: images (B, 32, 32, 3) to logits (B, C).
+
+Source: Dosovitskiy et al. 2021, "An image is worth 16x16 words". One class,
+whatever the layout: the `Sharding` that it is given says where tensors live.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.nn import initializers as init
+
+from meshbook.models.layers import (
+    MLP, Attention, Norm, Sizes, keys_for, parameter
+)
+from meshbook.sharding import Sharding, pin, reshape
+
+
+@dataclass(frozen=True)
+class ViTConfig(Sizes):
+    """Sizes of a ViT; the defaults are those of the source's notebook.
+
+    image, patch: pixels along one side; embed D, hidden F, heads H, layers L;
+    dropout: share of hidden units dropped in training; dtype: of activations
+    and products; param_dtype: of parameters. Raises ValueError where sizes do
+    not fit.
+    """
+
+    image: int = 32
+    patch: int = 4
+    classes: int = 10
+    embed: int = 384
+    hidden: int = 1536
+    heads: int = 8
+    layers: int = 6
+    dropout: float = 0.1
+    dtype: jnp.dtype = jnp.float32
+    param_dtype: jnp.dtype = jnp.float32
+
+    def __post_init__(self):
+        if self.image % self.patch:
+            raise ValueError(
+                f"an image of {self.image} pixels is not cut evenly by "
+                f"patches of {self.patch}"
+            )
+        super().__post_init__()
+
+    @property
+    def tokens(self):
+        """T: one token a patch, and the class token."""
+        return (self.image // self.patch) ** 2 + 1
+
+
+def position_init(key, shape, dtype, out_sharding=None):
+    """Uniform from -1 to 1: large enough to be noticed beside the patches.
+
+    Uniform numbers are bit-equal on every mesh; normal ones are not.
+    """
+    where = {"out_sharding": out_sharding}
+    return jax.random.uniform(key, shape, dtype, -1, 1, **where)
+
+
+def patches(images_BHWC, config, sharding):
+    """Images cut into patches, a row of numbers each: (B, T-1, X).
+
+    Raises ValueError for images of another shape than config says.
+    """
+    side, shape = config.image, images_BHWC.shape
+    if shape[1:] != (side, side, 3):
+        raise ValueError(
+            f"expected images (B, {side}, {side}, 3), found {shape}"
+        )
+    B, n, p = shape[0], side // config.patch, config.patch
+    x = pin(images_BHWC, sharding.BTX)
+    x = reshape(x, (B, n, p, n, p, 3), sharding.BTX)
+    x = x.transpose(0, 1, 3, 2, 4, 5)
+    return reshape(x, (B, n * n, p * p * 3), sharding.BTX)
+
+
+class Block(nnx.Module):
+    """One encoder block: attention, then MLP, each added to what came in."""
+
+    def __init__(self, config, sharding, *, rngs):
+        self.norm1 = Norm(config, sharding, rngs=rngs)
+        self.attention = Attention(config, sharding, rngs=rngs)
+        self.norm2 = Norm(config, sharding, rngs=rngs)
+        self.mlp = MLP(config, sharding, rngs=rngs)
+
+    def __call__(self, x_BTD, key=None):
+        with jax.named_scope("attention"):
+            x_BTD = x_BTD + self.attention(self.norm1(x_BTD))
+        with jax.named_scope("mlp"):
+            return x_BTD + self.mlp(self.norm2(x_BTD), key)
+
+
+class ViT(nnx.Module):
+    """A vision transformer: images (B, 32, 32, 3) to logits (B, C).
+
+    With a key it is in training and drops hidden units; without, in evaluation.
+    Raises ValueError where the current mesh cannot divide heads, hidden or
+    embed sizes as the sharding asks, and for images of another shape.
+    """
+
+    block = Block
+
+    def __init__(
+        self, config: ViTConfig, sharding: Sharding, *, rngs: nnx.Rngs
+    ):
+        T, D, C = config.tokens, config.embed, config.classes
+        X = config.patch**2 * 3
+        make = lambda *what: parameter(*what, rngs, config, sharding)
+        self.w_patch_XD = make("XD", (X, D), init.xavier_uniform())
+        self.b_patch_D = make("D", (D,), init.zeros)
+        self.class_D = make("D", (D,), init.zeros)
+        self.position_TD = make("TD", (T, D), position_init)
+        self.blocks = nnx.List(
+            self.block(config, sharding, rngs=rngs)
+            for _ in range(config.layers)
+        )
+        self.norm = Norm(config, sharding, rngs=rngs)
+        self.w_head_DC = make("DC", (D, C), init.xavier_uniform())
+        self.b_head_C = make("C", (C,), init.zeros)
+        self.config, self.sharding = config, sharding
+
+    def embed(self, images_BHWC):
+        """Patches as tokens, a class token before them, positions added."""
+        c, s = self.config, self.sharding
+        x_BTX = patches(images_BHWC.astype(c.dtype), c, s)
+        x_BTD = s.einsum("BTX,XD->BTD", x_BTX, self.w_patch_XD[...])
+        x_BTD = x_BTD + s.use("D", self.b_patch_D[...], c.dtype)
+        first_TD = s.use("TD", self.position_TD[...], c.dtype)
+        first_TD = first_TD.at[0].add(s.use("D", self.class_D[...], c.dtype))
+        return jnp.pad(x_BTD, ((0, 0), (1, 0), (0, 0))) + first_TD
+
+    def __call__(self, images_BHWC, key=None):
+        c, s = self.config, self.sharding
+        with jax.named_scope("embed"):
+            x_BTD = self.embed(images_BHWC)
+        keys = keys_for(key, len(self.blocks))
+        for i, block in enumerate(self.blocks):
+            with jax.named_scope(f"block_{i}"):
+                x_BTD = block(x_BTD, keys[i])
+        with jax.named_scope("head"):
+            x_BD = self.norm(x_BTD[:, 0])
+            logits_BC = s.einsum("BD,DC->BC", x_BD, self.w_head_DC[...])
+            return logits_BC + s.use("C", self.b_head_C[...], c.dtype)

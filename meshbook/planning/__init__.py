@@ -1,0 +1,3 @@
+"""What a step needs before it runs: formulas, data sheets, and the compilers of absent TPUs."""
+
+__all__ = ["costs", "devices", "estimates", "memory_model", "records", "topologies"]

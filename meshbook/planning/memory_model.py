@@ -1,0 +1,142 @@
+"""What a TPU's compiler asks for, predicted: the formula's bytes, and two constants per TPU.
+
+`meshbook.planning.costs` counts what a training step must hold. A compiler adds what it works with,
+keeps some arrays in the chip's own memory instead, and leaves gaps between buffers. Here its
+answers are compared with the formula, constants are fitted to them, and the fit is cross-validated.
+"""
+from __future__ import annotations
+
+import itertools
+import re
+import statistics
+from typing import NamedTuple
+
+from meshbook.models.minigpt import MiniGPTConfig
+from meshbook.models.vit import ViTConfig
+from meshbook.planning import costs
+
+OTHER_PROGRAMS = ("layout", "checkpoint", "parts")  # which no formula here is about
+
+
+class Cell(NamedTuple):
+    """A program that was compiled for a TPU, in bytes per device.
+
+    formula: `costs.step_peak`. live: what arrays fill when they fill most, `Compilation.held`.
+    peak: what the program asks for, with the gaps between them; this decides what fits.
+    """
+
+    name: str
+    tpu: str
+    formula: int
+    live: int
+    peak: int
+
+
+class Errors(NamedTuple):
+    """Of one prediction: predicted ÷ found - 1, for the live bytes and for the peak."""
+
+    live: float
+    peak: float
+
+    @property
+    def worst(self):
+        """The larger of the two, without its sign."""
+        return max(map(abs, self))
+
+
+class Constants(NamedTuple):
+    """What a compiler adds to the formula.
+
+    scratch: bytes that do not grow with the batch; below 0 where the chip has memory of its own
+    that takes more than that. fragmentation: the peak ÷ the live bytes.
+    """
+
+    scratch: float
+    fragmentation: float
+
+    def live(self, formula):
+        """The live bytes at the peak of a step that by formula holds so many."""
+        return formula + self.scratch
+
+    def peak(self, formula):
+        """The bytes that the compiler asks for."""
+        return self.fragmentation * self.live(formula)
+
+    def errors(self, cells):
+        """{name: Errors} of cells."""
+        return {cell.name: Errors(self.live(cell.formula) / cell.live - 1,
+                                  self.peak(cell.formula) / cell.peak - 1) for cell in cells}
+
+
+FORMULA_ALONE = Constants(0.0, 1.0)
+
+
+def sort_out(record):
+    """(Cells that the formula is about, {name: why not} of the others), of `topologies.recorded`.
+
+    Apart are programs that do not fit, those in which memory ran short and operations were
+    rematerialised (how much a step holds is then up to the compiler), and other programs.
+    """
+    cells, apart = [], {}
+    for name, found in record.items():
+        other = [word for word in re.findall(r"(\w+)=", name) if word in OTHER_PROGRAMS]
+        if other:
+            apart[name] = f"another program: {' and '.join(other)}"
+        elif not found.fits:
+            apart[name] = "does not fit"
+        elif found.rematerialised:
+            apart[name] = f"{found.rematerialised} operations rematerialised"
+        else:
+            cells.append(Cell(name, found.topology, by_formula(name, found.mesh), found.held,
+                              found.peak))
+    return cells, apart
+
+
+def by_formula(name, mesh):
+    """Bytes per device, by formula, of a program of the record.
+
+    name: such as "v5e-8 (4, 2) 64 row=fully_sharded model=MiniGPT"; mesh: {axis: size}, or {}.
+    """
+    special = dict(re.findall(r"(\w+)=(\S+)", name))
+    rows, ways = mesh.get("batch", 1), mesh.get("model", 1)
+    batch = int(re.search(r"(?:none|\)) (\d+)", name)[1]) // rows
+    shards = rows if special.get("row") == "fully_sharded" else 1
+    if special.get("model") == "MiniGPT":
+        held = costs.gpt_step_memory(MiniGPTConfig(), batch, ways, shards)
+    else:
+        embed = int(special.get("embed", 384))
+        config = ViTConfig(embed=embed, hidden=4 * embed)
+        held = costs.vit_step_memory(config, batch, ways, shards)
+    return costs.step_peak(held)
+
+
+def fit(cells):
+    """The Constants that suit these cells: scratch by least squares of the relative errors of
+    live bytes, then the mean fragmentation. Raises ValueError without cells.
+    """
+    if not cells:
+        raise ValueError("expected at least one cell to fit constants to; found none")
+    weights = [1 / cell.live**2 for cell in cells]
+    missing = [weight * (cell.live - cell.formula)
+               for weight, cell in zip(weights, cells, strict=True)]
+    scratch = sum(missing) / sum(weights)
+    return Constants(scratch, statistics.mean(
+        cell.peak / (cell.formula + scratch) for cell in cells))
+
+
+def cross_validate(cells, chosen):
+    """[{name: Errors}], one for every choice of so many cells to fit: errors on the others.
+
+    Raises ValueError where no cell would be left.
+    """
+    if not 0 < chosen < len(cells):
+        raise ValueError(f"expected to choose from 1 to {len(cells) - 1} of {len(cells)} cells; "
+                         f"found {chosen}")
+    return [fit(some).errors(cell for cell in cells if cell not in some)
+            for some in itertools.combinations(cells, chosen)]
+
+
+def leave_one_out(cells):
+    """{name: Errors} of each cell, predicted with constants fitted on all the others."""
+    return {name: each for errors in cross_validate(cells, len(cells) - 1)
+            for name, each in errors.items()}

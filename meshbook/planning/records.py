@@ -1,0 +1,85 @@
+"""What was measured on accelerators, by `python -m benchmarks.accelerator`, as pictures.
+
+A record is results/<device>.json of a full-size run on a GPU or a TPU. Where there is none, every
+function here returns the sentence that says so, which a page shows in the picture's place.
+"""
+
+import json
+from pathlib import Path
+
+from meshbook.drawing.figures import bars
+from meshbook.planning.topologies import RESULTS
+
+
+class Sentence(str):
+    """A line of text that a page shows as such."""
+
+    def _repr_markdown_(self):
+        return str(self)
+
+    def __repr__(self):
+        return str(self)
+
+
+NONE = Sentence("No accelerator was measured yet: run `python -m benchmarks.accelerator` on one.")
+
+
+def accelerators(folder=RESULTS):
+    """All records of accelerators in a folder, by device."""
+    found = [json.loads(path.read_text("utf8")) for path in sorted(Path(folder).glob("*.json"))]
+    return [each for each in found
+            if each.get("platform") in ("gpu", "tpu") and each.get("size") == "full"]
+
+
+def source(folder=RESULTS):
+    """One sentence: which accelerators were measured, when, with which JAX, from which code."""
+    said = [f"{each['device']}, {each['provenance']['date'][:10]}, "
+            f"jax {each['provenance']['versions']['jax']}, commit "
+            f"{each['provenance']['commit'][:7] or 'unknown'}" for each in accelerators(folder)]
+    return Sentence(f"Measured on {'; '.join(said)}.") if said else NONE
+
+
+def draw_steps(cell, folder=RESULTS):
+    """Bars: ms a step of each contestant of a cell, its share of peak, and the floors below all.
+
+    cell: its name in the record, such as "vit, batch 1,024, bfloat16". The floor of compute is
+    that of the model's useful FLOPs, the floor of memory that of the program that moves least.
+    Raises KeyError for a cell that no record has.
+    """
+    def rows(done):
+        shown = {label(name, each): 1e3 * each["step seconds"] for name, each in done.items()}
+        floors = [each["floors"] for each in done.values() if each.get("moved bytes")]
+        for what in ("compute", "memory") if floors else ():
+            shown[f"floor: {what}"] = 1e3 * min(each[what] for each in floors)
+        return shown
+
+    def label(name, each):
+        share = each.get("share of peak")
+        return name if share is None else f"{name}: {share:.0%} of peak"
+
+    return recorded_bars(cell, folder, "step seconds", rows, "ms", "Milliseconds a step")
+
+
+def draw_peaks(cell, folder=RESULTS):
+    """Bars: GiB that a step of each contestant of a cell needs at its peak."""
+    rows = lambda done: {name: each["peak bytes"] / 2**30 for name, each in done.items()}
+    what = "Memory at the peak of a step, GiB"
+    return recorded_bars(cell, folder, "peak bytes", rows, "GiB", what)
+
+
+def recorded_bars(cell, folder, key, rows, unit, what):
+    """Bars of what rows(contestants that have the key) gives, on the first accelerator with them.
+
+    KeyError for a cell that no record has; NONE where there is no record.
+    """
+    records = accelerators(folder)
+    if not records:
+        return NONE
+    known = sorted({name for record in records for name in record["cells"]})
+    if cell not in known:
+        raise KeyError(f"no cell {cell!r} was measured; there are {'; '.join(known)}")
+    record = next(each for each in records if cell in each["cells"])
+    contestants = record["cells"][cell]["contestants"]
+    found = rows({name: each for name, each in contestants.items() if each.get(key)})
+    said = ", ".join(f"{name} {value:.3g}" for name, value in found.items())
+    return bars(found, unit, f"{what} on {record['device']}, {cell}: {said}")

@@ -1,0 +1,238 @@
+"""Is it the same training? Two runs side by side: metrics, gradients, parameters."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meshbook.proofs.sharded import assert_replicas_equal
+from meshbook.proofs.transfers import transfers
+from meshbook.proofs.verdicts import ProofFailed, Verdict, device_name, named_leaves
+
+TOLERANCE = 1e-5  # of the global norm of the gradients, or of the change of the parameters
+ZERO = 1e-6  # of the same norm: too small to fail at TOLERANCE, and mere rounding for Adam
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One way to train: what is done, and what it starts from.
+
+    step(state, batch) -> (state, metrics), metrics a dict of scalars with a "loss", or the loss
+    itself; it may donate the state. gradients(state, batch) -> a pytree, and params(state) -> a
+    pytree, are compared where both runs have them; the leaves' paths must be the same in both runs.
+    A gradient is best read from the program that trains: one step of it leaves the gradients in an
+    optimizer's first moments. `meshbook.training.run` makes such a Run of a TrainState.
+    """
+
+    step: Callable
+    state: Any
+    gradients: Callable | None = None
+    params: Callable | None = None
+
+
+def assert_same_training(a, b, batches, rtol=2e-6):
+    """Prove that two runs train alike: every metric, the first gradients, the last parameters.
+
+    a, b: Run, or a tuple of its fields; b is the reference, say one device. batches: what each step
+    is given, one after the other; 20 of them are a good proof. Losses are compared at every step,
+    relative to the larger (or to a hundredth of the first one, where training came close to zero),
+    and so are all other scalars among the metrics, to 1e-5. Gradients are compared at the first
+    batch, leaf by leaf, to 1e-5 of their global norm, and parameters after the last step to 1e-5 of
+    the norm of the whole change, plus their rounding.
+    Use plain SGD for the parameters: Adam turns the rounding of a gradient that is truly zero into
+    steps. And compare gradients in any case: Adam's steps are the same for gradients that are all
+    four times too large, and so are its losses. Where neither gradients nor parameters are
+    compared, the verdict says "losses only", and it is no proof. A leaf whose gradient is below
+    1e-6 of the global norm in both runs is reported, and its parameters are not compared; at that
+    size it could not fail the comparison of gradients either.
+    Runs at the highest matmul precision, on copies: the states that you pass stay alive. Gradients
+    and parameters are brought to the host: this process must see all devices of both runs.
+    Raises ProofFailed, naming step or leaf, expected and found, also where run a sends something
+    from device to device outside of a compiled program (`meshbook.proofs.transfers`); ValueError
+    without batches, or where only one run can be asked for its gradients or parameters.
+
+    >>> assert_same_training(run(sharded, key), run(single, key), batches)
+    same training: 20 steps, losses within 1.2e-07 (allowed 2e-06), gradients 3.1e-07 (1e-05), ...
+    """
+    a, b = (run if isinstance(run, Run) else Run(*run) for run in (a, b))
+    for what in ("gradients", "params"):
+        if (getattr(a, what) is None) != (getattr(b, what) is None):
+            raise ValueError(f"expected {what} from both runs or from neither, found it in one")
+    batches = list(batches)
+    if not batches:
+        raise ValueError("expected at least one batch to train on, found none")
+    with jax.default_matmul_precision("highest"):
+        gradients, zero = _compare_gradients(a, b, batches[0])
+        compared = a.params and b.params
+        starts = [named_leaves(run.params(_copy(run.state))) for run in (a, b)] if compared else []
+        starts = [{name: _whole(leaf) for name, leaf in start.items()} for start in starts]
+        ends, metrics, worst = _train(a, b, batches, rtol)
+        parameters = None
+        if compared:
+            parameters = _compare_parameters(a, b, starts, ends, zero, len(batches))
+    losses = [(ours["loss"], theirs["loss"]) for ours, theirs in metrics]
+    kind = "losses only" if gradients is parameters is None else "same training"
+    line = f"{kind}: {len(batches)} steps, losses within {worst['loss']:.1e} (allowed {rtol:.0e})"
+    others = {name: apart for name, apart in worst.items() if name != "loss"}
+    if others:
+        line += f", {', '.join(others)} {max(others.values()):.1e} ({TOLERANCE:.0e})"
+    for what, apart in (("gradients", gradients), ("parameters", parameters)):
+        line += "" if apart is None else f", {what} {apart:.1e} ({TOLERANCE:.0e})"
+    line += f"; gradient zero, not compared: {', '.join(zero)}" if zero else ""
+    return Verdict(line, losses=losses, loss_difference=worst["loss"], metric_differences=worst,
+                   gradient_difference=gradients, parameter_difference=parameters, zero=zero)
+
+
+def _copy(state):
+    """The same state in memory of its own, so that a step that donates it takes only the copy."""
+    return jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, state)
+
+
+def _train(a, b, batches, rtol):
+    """Both runs, a step at a time: last states, metrics of each step, largest differences."""
+    states, seen, worst = [_copy(a.state), _copy(b.state)], [], {}
+    for number, batch in enumerate(batches):
+        states[0], ours = _alone(a, states[0], batch, number)
+        states[1], theirs = b.step(states[1], batch)
+        ours, theirs = (_scalars(metrics, number, which)
+                        for metrics, which in ((ours, "a"), (theirs, "b")))
+        if ours.keys() != theirs.keys():
+            raise ProofFailed(f"metrics at step {number}: expected {', '.join(theirs)}, found "
+                              f"{', '.join(ours)}", leaf="metrics", expected=sorted(theirs),
+                              found=sorted(ours))
+        first = seen[0][1] if seen else {name: theirs[name][0][1] for name in theirs}
+        for name in ours:
+            allowed = rtol if name == "loss" else TOLERANCE
+            reference, floor = theirs[name][0][1], 0.01 * abs(first[name])
+            for device, value in ours[name] + theirs[name]:
+                apart = abs(value - reference) / max(abs(value), abs(reference), floor, 1e-30)
+                worst[name] = max(worst.get(name, 0.0), apart)
+                if apart > allowed:
+                    raise ProofFailed(
+                        f"{name} at step {number}, {device_name(device)}: expected "
+                        f"{reference:.9g}, found {value:.9g}, {apart:.1e} apart (allowed "
+                        f"{allowed:.0e})", leaf=name, device=device.id, expected=reference,
+                        found=value)
+        seen.append(tuple({name: values[0][1] for name, values in each.items()}
+                          for each in (ours, theirs)))
+    return states, seen, worst
+
+
+def _alone(run, state, batch, number):
+    """A step, in which nothing may go past the programs whose collectives can be counted."""
+    with transfers() as sent:
+        try:
+            result = run.step(state, batch)
+        except jax.errors.JaxRuntimeError as error:
+            if "Disallowed device-to-device transfer" not in str(error):
+                raise
+            raise ProofFailed(f"step {number}: expected arguments that lie where the program wants "
+                              f"them, found one that jit had to move: {error}",
+                              leaf="sent", expected=0) from error
+    if sent.count:
+        raise ProofFailed(
+            f"step {number}: expected nothing to be sent outside of the compiled program, found "
+            f"{sent.count} arrays and {sent.bytes:,} bytes by jax.device_put", leaf="sent",
+            expected=0, found=sent.bytes)
+    return result
+
+
+def _scalars(metrics, number, which):
+    """Each metric as each device has it: one that should be replicated can still differ."""
+    found = {}
+    for name, value in (metrics if isinstance(metrics, Mapping) else {"loss": metrics}).items():
+        is_array = isinstance(value, (float, int, np.ndarray, np.generic, jax.Array))
+        if name != "loss" and (not is_array or np.shape(value)):
+            continue  # what is no scalar is not a metric of the whole step
+        value = jnp.asarray(value)
+        if value.shape:
+            raise ValueError(f"expected a scalar loss from run {which}, found shape {value.shape}")
+        found[name] = [(shard.device, float(shard.data)) for shard in value.addressable_shards]
+        for device, number_found in found[name]:
+            if not math.isfinite(number_found):
+                raise ProofFailed(f"{name} of run {which} at step {number}, {device_name(device)}: "
+                                  f"expected a finite number, found {number_found}", leaf=name,
+                                  device=device.id, expected="finite", found=number_found)
+    return found
+
+
+def _compare_gradients(a, b, batch):
+    """The largest difference over the global norm, and the names of the leaves that are zero."""
+    if not (a.gradients and b.gradients):
+        return None, []
+    trees = [named_leaves(run.gradients(_copy(run.state), batch)) for run in (a, b)]
+    ours, theirs = _matched(*trees, "gradients")
+    norm = max(_norm(ours.values()), _norm(theirs.values()))
+    if norm == 0:
+        raise ProofFailed("gradients: expected a norm above zero, found 0 in both runs",
+                          leaf="gradients", expected="above 0", found=0.0)
+    zero = [name for name in ours
+            if max(_norm([ours[name]]), _norm([theirs[name]])) <= ZERO * norm]
+    rest = [name for name in ours if name not in zero]
+    return max((_apart(ours, theirs, name, norm, TOLERANCE * norm, "gradient", "the global norm")
+                for name in rest), default=0.0), zero
+
+
+def _compare_parameters(a, b, starts, ends, zero, steps):
+    """The largest difference of the trained parameters over the norm of the whole change."""
+    first, reference = _matched(*starts, "parameters")
+    scale = _norm(reference.values())
+    for name in first:
+        _apart(first, reference, name, scale, ZERO * scale, "parameter at the start", "the norm")
+    trees = [named_leaves(run.params(end)) for run, end in zip((a, b), ends, strict=True)]
+    ours, theirs = _matched(*trees, "parameters")
+    change = _norm(theirs[name] - reference[name] for name in theirs)
+    rounding = math.sqrt(steps) * np.finfo(np.float32).eps
+    return max((
+        _apart(ours, theirs, name, change, TOLERANCE * change + rounding * _norm([theirs[name]]),
+               "parameter after the last step", "the whole change")
+        for name in ours if name not in zero), default=0.0)
+
+
+def _matched(ours, theirs, what):
+    """Both trees on the host, after a look at names, shapes, replicas and NaNs."""
+    if ours.keys() != theirs.keys():
+        only = [", ".join(sorted(x.keys() - y.keys())[:4]) or "nothing"
+                for x, y in ((ours, theirs), (theirs, ours))]
+        raise ProofFailed(f"{what}: expected the same leaves in both runs, found only in the "
+                          f"first: {only[0]}; only in the second: {only[1]}",
+                          leaf=what, expected=sorted(theirs), found=sorted(ours))
+    assert_replicas_equal({what: ours})
+    assert_replicas_equal({what: theirs})
+    trees = [{name: _whole(leaf) for name, leaf in tree.items()} for tree in (ours, theirs)]
+    for name in ours:
+        shapes = [tree[name].shape for tree in trees]
+        if shapes[0] != shapes[1]:
+            raise ProofFailed(f"{what}, leaf {name}: expected shape {shapes[1]}, found {shapes[0]}",
+                              leaf=name, expected=shapes[1], found=shapes[0])
+        if not all(np.all(np.isfinite(tree[name])) for tree in trees):
+            raise ProofFailed(f"{what}, leaf {name}: expected finite numbers, found inf or NaN",
+                              leaf=name, expected="finite", found="inf or NaN")
+    return trees
+
+
+def _whole(leaf):
+    return np.asarray(leaf, np.float64)
+
+
+def _norm(leaves):
+    return math.sqrt(sum(float(np.sum(leaf * leaf)) for leaf in leaves))
+
+
+def _apart(ours, theirs, name, norm, allowed, what, of):
+    """How far one leaf is apart, as a share of a norm; ProofFailed beyond what is allowed."""
+    difference = np.abs(ours[name] - theirs[name])
+    apart = _norm([difference])
+    if apart > allowed:
+        at = np.unravel_index(np.argmax(difference), difference.shape)
+        expected, found = float(theirs[name][at]), float(ours[name][at])
+        raise ProofFailed(
+            f"{what}, leaf {name}: {apart / norm:.1e} of {of} apart (allowed "
+            f"{allowed / norm:.0e}); most at {tuple(map(int, at))}: expected {expected:.9g}, "
+            f"found {found:.9g}",
+            leaf=name, expected=expected, found=found)
+    return apart / norm if norm else 0.0

@@ -1,0 +1,46 @@
+"""What a proof answers: a verdict in one line, or an error that says where it failed."""
+
+import jax
+
+
+class ProofFailed(AssertionError):
+    """A proof did not hold; the message names what was expected and what was found.
+
+    Where the kind of fault has them, `leaf` (a path), `device`, `expected` and `found` are set.
+    """
+
+    def __init__(self, message, leaf=None, device=None, expected=None, found=None):
+        super().__init__(message)
+        self.leaf, self.device, self.expected, self.found = leaf, device, expected, found
+
+
+class Verdict:
+    """A proof that held: prints as one line; the figures behind it are attributes."""
+
+    def __init__(self, line, **figures):
+        self.line = line
+        self.__dict__.update(figures)
+
+    def __repr__(self):
+        return self.line
+
+
+def path_name(path):
+    """The path of a leaf as readers write it: params/blocks/0/kernel."""
+    return jax.tree_util.keystr(path, simple=True, separator="/") or "the array"
+
+
+def named_leaves(tree):
+    """The leaves of any pytree by the name of their path."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {path_name(path): leaf for path, leaf in leaves}
+
+
+def device_name(device):
+    """A device as messages call it: device 3 (cpu)."""
+    return f"device {device.id} ({device.platform})"
+
+
+def leaf_count(leaves):
+    """How many leaves, in words: 1 leaf, 34 leaves."""
+    return f"{len(leaves)} lea{'f' if len(leaves) == 1 else 'ves'}"

@@ -1,0 +1,3 @@
+"""Checkpoints that survive: the files, what they say of their run, and the folder of a run."""
+
+__all__ = ["checkpoint_files", "checkpoints", "contents", "identities", "manifests", "runs"]

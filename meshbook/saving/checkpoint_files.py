@@ -1,0 +1,130 @@
+"""One checkpoint on disk: orbax's files, and a manifest that says what they must hold.
+
+Every array is hashed in memory before orbax is given it. What counts as written is what was
+read back from the disk and had those hashes.
+"""
+import os
+import pathlib
+import shutil
+import warnings
+from dataclasses import replace
+
+import jax
+import orbax.checkpoint as ocp
+
+from meshbook.proofs.verdicts import named_leaves, path_name
+from meshbook.saving import manifests
+from meshbook.saving.contents import arrays, describe, digests
+
+
+class OtherModel(ValueError):
+    """A checkpoint whose leaves are not those of the state that it was to fill."""
+
+
+def write_step(folder, tree, content):
+    """Write arrays of the host; return when they are on the disk and were read back.
+
+    tree: nested dicts of NumPy arrays; content: for the manifest, with `leaves`. Raises
+    manifests.Damaged if what is on the disk is not what was in memory.
+    """
+    hashes = digests(tree)
+    leaves = {name: leaf | {"sha256": hashes[name]} for name, leaf in content["leaves"].items()}
+    save(folder, tree)
+    manifests.write_manifest(folder, content | {"leaves": leaves})
+    read_arrays(folder, leaves)
+
+
+def save(folder, tree):
+    """Let orbax write the arrays into a folder that does not exist yet."""
+    with ocp.PyTreeCheckpointer() as saver:
+        saver.save(folder, args=ocp.args.PyTreeSave(tree))
+
+
+def read_arrays(folder, leaves):
+    """{path: NumPy array}; manifests.Damaged where an array has not the SHA-256 of its leaf."""
+    with ocp.PyTreeCheckpointer() as reader:
+        tree = reader.restore(folder)
+    found = digests(tree)
+    faults = [f"{name}: expected SHA-256 {leaf['sha256']} of the array that was trained, found "
+              f"{found.get(name, 'no array')}" for name, leaf in leaves.items()
+              if found.get(name) != leaf["sha256"]]
+    if faults:
+        raise manifests.Damaged(f"{folder}: {'; '.join(faults)}")
+    return named_leaves(tree)
+
+
+def steps(folder):
+    """The steps that have a folder here, ascending; nothing is said of their state."""
+    names = [path.name for path in pathlib.Path(folder).iterdir() if path.is_dir()]
+    return sorted(int(name) for name in names if name.isdecimal() and str(int(name)) == name)
+
+
+def newest(folder, state, check=lambda path, manifest: None):
+    """(step, manifest, state) of the newest step that verifies, or (-1, None, state).
+
+    Goes back from the newest and stops at the first that is intact: none before it is read. What
+    is damaged is named in a warning. check(path, manifest) may refuse. Raises OtherModel.
+    """
+    for step in reversed(steps(folder)):
+        path = pathlib.Path(folder, str(step)).absolute()
+        try:
+            manifest = manifests.verify(path)
+            if manifest["step"] != step:
+                raise manifests.Damaged(f"expected step {step}, found step {manifest['step']}")
+            if "identity" not in manifest:
+                raise manifests.Damaged("expected the identity of a run, found none, as version "
+                                        "0.1.0 wrote it")
+            check(path, manifest)
+            check_leaves(path, manifest["leaves"], describe(arrays(state)))
+            return step, manifest, fill(state, read_arrays(path, manifest["leaves"]))
+        except manifests.Damaged as error:
+            warnings.warn(f"the checkpoint of step {step} is skipped: {error}", stacklevel=3)
+    return -1, None, state
+
+
+def fill(state, found):
+    """This state with other arrays, {path: NumPy array}: each device is given its own part."""
+    def place(path, x):
+        whole = found[path_name(path)]
+        return jax.make_array_from_callback(x.shape, x.sharding, lambda index: whole[index])
+
+    return replace(state, **jax.tree.map_with_path(place, arrays(state)))
+
+
+def check_leaves(path, found, expected):
+    """OtherModel unless both have the same leaves; shardings may differ."""
+    words = lambda leaf: f"{leaf['dtype']} {tuple(leaf['shape'])}" if leaf else "none"
+    names = sorted(expected | found, key=lambda name: name.startswith("opt_state"))
+    faults = [f"{name}: expected {words(expected.get(name))}, found {words(found.get(name))}"
+              for name in names if words(expected.get(name)) != words(found.get(name))]
+    if faults:
+        more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
+        raise OtherModel(f"{path} is of another model: {'; '.join(faults[:3])}{more}")
+
+
+def publish(unfinished, final):
+    """Give a verified checkpoint its name, for good; what has the name already is set aside."""
+    if os.path.lexists(final):
+        os.rename(final, free_name(f"{final}.damaged"))
+    move(unfinished, final)
+
+
+def delete(path, going):
+    """Delete a checkpoint; it loses its name first, so that no half of it is ever found."""
+    move(path, going)
+    shutil.rmtree(going)
+
+
+def move(path, to):
+    """Rename, and wait until the disk has both folders' new entries."""
+    os.rename(path, to)
+    for folder in {path.parent, to.parent}:
+        manifests.sync(folder)
+
+
+def free_name(path):
+    """The path, or the first of path-2, path-3, … that does not exist."""
+    number, name = 1, path
+    while os.path.lexists(name):
+        number, name = number + 1, f"{path}-{number + 1}"
+    return name

@@ -1,0 +1,140 @@
+"""The calculator: its JavaScript gives what Python gives, and its form what its JavaScript gives."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import pytest
+from browsers import CHROMIUM
+
+from meshbook.models import MiniGPTConfig, ViTConfig
+from meshbook.planning.devices import DEVICES
+from meshbook.planning.estimates import ROWS, estimate
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "_build" / "html" / "book" / "calculator.html"
+SIZES = {
+    "ViT": (ViTConfig, ({}, {"image": 48, "patch": 6, "classes": 100, "embed": 96, "hidden": 200,
+                             "heads": 4, "layers": 3}, {"embed": 1024, "hidden": 4096, "heads": 16,
+                                                        "layers": 24, "patch": 2})),
+    "MiniGPT": (MiniGPTConfig, ({}, {"vocabulary": 250, "tokens": 24, "embed": 40, "hidden": 96,
+                                     "heads": 4, "layers": 2}, {"embed": 1536, "hidden": 6144,
+                                                                "heads": 12, "layers": 48})),
+}
+MESHES = ((1, 1), (8, 1), (1, 8), (4, 2), (2, 4), (3, 5), (256, 2))
+BATCHES = (8, 15, 1024, 65_536)
+
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium on the PATH")
+
+
+def choices():
+    for model, (Config, kinds) in SIZES.items():
+        for own, row, mesh, batch in itertools.product(kinds, ROWS, MESHES, BATCHES):
+            names = [field.name for field in dataclasses.fields(Config)
+                     if field.type in ("int", int)]
+            sizes = {name: getattr(Config(**own), name) for name in names}
+            device = list(DEVICES.values())[(batch + sum(mesh)) % len(DEVICES)]
+            yield Config(**own), device, {
+                "model": model, "sizes": sizes, "row": row, "rows": mesh[0], "across": mesh[1],
+                "batch": batch, "device": dataclasses.asdict(device)}
+
+
+def in_python(config, device, choice):
+    try:
+        mesh = {"batch": choice["rows"], "model": choice["across"]}
+        found = estimate(config, choice["row"], mesh, choice["batch"], device)
+    except ValueError as error:
+        return str(error).partition(":")[0]
+    traffic = found.traffic
+    moved = [[kind, axis, each.bytes, pytest.approx(traffic.wire(axis, kind=kind), rel=1e-12)]
+             for (kind, (axis,)), each in traffic.items()]
+    return found._asdict() | {"traffic": sorted(moved, key=lambda each: each[:2])}
+
+
+@pytest.fixture
+def tab(browser):
+    context = browser.new_context()
+    yield context.new_page()
+    context.close()
+
+
+def test_the_script_gives_what_python_gives(tab):
+    tab.add_script_tag(path=ROOT / "book" / "_static" / "calculator.js")
+    asked = list(choices())
+    answers = tab.evaluate(
+        """choices => choices.map(choice => {
+          try { return meshbook.estimate(choice); } catch (error) { return error.message; }
+        })""", [choice for *_, choice in asked])
+    refused = 0
+    for (config, device, choice), answer in zip(asked, answers, strict=True):
+        expected = in_python(config, device, choice)
+        if isinstance(expected, str):
+            assert answer == expected
+            refused += 1
+            continue
+        answer["traffic"] = sorted(answer["traffic"], key=lambda each: each[:2])
+        for name in ("memory", "peak", "traffic"):
+            assert answer[name] == expected[name], (name, choice)
+        assert float(answer["useful"]) == float(expected["useful"])  # beyond 2^53 a double is both
+        for name in ("factor", "flops", "floors"):
+            assert answer[name] == pytest.approx(expected[name], rel=1e-12), (name, choice)
+    assert 100 < refused < len(asked) - 100
+
+
+def test_a_form_that_makes_no_sense_is_refused_in_words(tab):
+    tab.add_script_tag(path=ROOT / "book" / "_static" / "calculator.js")
+    *_, choice = next(choices())
+    for change, words in [({"heads": 5}, "embed=384 is not a multiple of heads=5"),
+                          ({"patch": 5}, "image=32 is not a multiple of patch=5")]:
+        sizes = choice["sizes"] | change
+        assert words == tab.evaluate("""choice => {
+          try { meshbook.estimate(choice); } catch (error) { return error.message; } }""",
+                                     choice | {"sizes": sizes})
+
+
+site = pytest.mark.skipif(not PAGE.exists(), reason="no site in _build/html: make book")
+
+
+@site
+def test_the_form_shows_what_the_script_says_and_the_address_keeps_it(tab):
+    tab.goto(PAGE.as_uri())
+    verdict = tab.locator(".calculator-verdict")
+    before = verdict.inner_text()
+    assert before.startswith("Fits: ")
+    tab.get_by_label("Batch, all devices").fill("65536")
+    assert verdict.inner_text().startswith("Does not fit: ") and verdict.inner_text() != before
+    tab.get_by_label("Sharding").select_option("fully sharded")
+    cells = tab.locator("table", has_text="Collectives of a step").inner_text()
+    expected = estimate(ViTConfig(), "fully_sharded", {"batch": 4, "model": 2}, 65_536,
+                        DEVICES["TPU v5e"])
+    assert "result bytes per device\twire bytes per device" in cells
+    for (kind, (axis,)), moved in expected.traffic.items():
+        wire = expected.traffic.wire(axis, kind=kind)
+        assert f"{kind} along {axis}\t{moved.bytes:,}\t{wire:,.0f}" in cells
+    shown, address = tab.locator(".calculator-output").inner_text(), tab.url
+    other = tab.context.new_page()
+    other.goto(address)
+    assert other.locator(".calculator-output").inner_text() == shown
+
+
+@site
+def test_the_other_model_has_its_own_sizes(tab):
+    tab.goto(PAGE.as_uri())
+    assert tab.get_by_label("Vocabulary").count() == 0
+    tab.get_by_label("Model").first.select_option("MiniGPT")
+    assert tab.get_by_label("Vocabulary").input_value() == "50257"
+    expected = estimate(MiniGPTConfig(), "tensor_parallel", {"batch": 4, "model": 2}, 8192,
+                        DEVICES["TPU v5e"])
+    assert f"{expected.memory['logits']:,}" in tab.locator(".calculator-output").inner_text()
+
+
+@site
+@pytest.mark.parametrize("label, value, words", [
+    ("Batch, all devices", "", "Batch, all devices is a whole number from 1; found nothing"),
+    ("Batch, all devices", "-3", "Batch, all devices is a whole number from 1; found -3"),
+    ("Mesh: batch", "3", "batch=8192 does not divide over mesh axis 'batch' of size 3"),
+    ("Mesh: model", "3", "heads=8 does not divide over mesh axis 'model' of size 3")])
+def test_what_cannot_be_is_said_in_the_form(tab, label, value, words):
+    tab.goto(PAGE.as_uri())
+    tab.get_by_label(label).fill(value)
+    assert tab.locator(".calculator-output").inner_text() == words

@@ -1,0 +1,88 @@
+"""Prose: what it calls by a name of code exists, and its words are spelled as in a dictionary."""
+import builtins
+import importlib
+import keyword
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from run_chapter import cells
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PAGES = sorted((ROOT / "book").glob("*.md"))
+CODE = re.compile(r"^```(?:\{code-cell\}|\w).*?^```$", re.DOTALL | re.MULTILINE)
+ROLE = re.compile(r"\{[\w:]+\}`[^`]+`")
+SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+NAME = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(.*\))?(?:=.*)?")
+LIBRARIES = [importlib.import_module(name) for name in (
+    "jax", "jax.lax", "jax.numpy", "jax.image", "flax.nnx", "optax", "numpy")]
+
+
+def words(text):
+    return set(re.findall(r"\w+", text))
+
+
+def repository():
+    """Every word of the code, the Makefile and the project's file."""
+    paths = [ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / "helpers.py"]
+    paths += [*ROOT.glob("meshbook/**/*.py"), *ROOT.glob("benchmarks/*.py")]
+    return set().union(*(words(path.read_text("utf8")) for path in paths))
+
+
+def named(text):
+    """The names in backticks of a page's prose; notation such as `dA = G · Bᵀ` is none."""
+    prose = ROLE.sub("", CODE.sub("", text))
+    return {match[1] for match in map(NAME.fullmatch, SPAN.findall(prose)) if match}
+
+
+def in_a_library(name):
+    """Whether a dotted name can be looked up in one of the libraries."""
+    first, *rest = name.split(".")
+    for library in LIBRARIES:
+        found = library if first == library.__name__ else getattr(library, first, None)
+        for each in rest:
+            found = getattr(found, each, None)
+        if found is not None:
+            return True
+    return False
+
+
+def unknown(text, known):
+    """The names of a page's prose that are nowhere."""
+    known = known | words("\n".join(cells(text))) | set(dir(builtins)) | set(keyword.kwlist)
+    return {name for name in named(text)
+            if not set(name.split(".")) <= known and not in_a_library(name)}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_names_in_backticks_exist(path):
+    assert unknown(path.read_text("utf8"), repository()) == set()
+
+
+def test_a_name_that_is_nowhere_is_found():
+    page = "Use `train_step`, `jax.lax.psum`, `nowhere_at_all` and `make_mesh(shape)`; `a · b`."
+    assert unknown(page, repository()) == {"nowhere_at_all"}
+
+
+def test_the_text_leads_to_every_word_of_the_glossary():
+    glossary = (ROOT / "book" / "glossary.md").read_text("utf8")
+    terms = {word.lower() for word in re.findall(r"^(\S.*)\n  \S", glossary, re.MULTILINE)}
+    linked = {(named or shown).lower() for path in PAGES if path.stem != "glossary"
+              for shown, named in re.findall(r"\{term\}`([^`<]+?)(?: <(.+?)>)?`",
+                                             path.read_text("utf8"))}
+    assert len(terms) > 40 and terms == linked
+
+
+def spelled(*paths):
+    command = [sys.executable, "-m", "codespell_lib", *paths]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_words_are_spelled_as_in_a_dictionary(tmp_path):
+    done = spelled(*ROOT.glob("*.md"), *PAGES, "meshbook", "helpers.py", "benchmarks")
+    assert done.stdout == "" and done.returncode == 0, done.stdout
+    (tmp_path / "page.md").write_text("Recieve the gradients.")  # codespell:ignore
+    assert "==> Receive" in spelled(tmp_path / "page.md").stdout

@@ -1,0 +1,154 @@
+"""Live bytes, against counting by hand and against what XLA allocates."""
+
+import functools
+import gzip
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+from meshbook.hlo.liveness import live_bytes
+from meshbook.sharding import make_mesh
+
+PROGRAMS = pathlib.Path(__file__).parents[1] / "support" / "programs"
+W, X = jnp.ones((128, 128)), jnp.ones((1024, 128))
+KB_W, KB_X = W.nbytes, X.nbytes
+
+
+def compiled(function, *arguments, donate=()):
+    return jax.jit(function, donate_argnums=donate).lower(*arguments).compile()
+
+
+def test_a_product_holds_its_operands_and_its_result():
+    found = live_bytes(compiled(jnp.matmul, X, W))
+    assert found.peak == KB_X + KB_W + KB_X
+    assert [(each.role, each.shape.bytes) for each in found.largest()] == [
+        ("argument", KB_X), ("output", KB_X), ("argument", KB_W)]
+    assert found.by_role()["output"][found.at] == KB_X
+    assert repr(found) == (f"at most 1.11 MB live on a device, at instruction {found.at + 1} of "
+                           f"{len(found.schedule)}, %{found.schedule[found.at]}")
+
+
+def chain(x, w):
+    """Only two of its seven products are needed at once, and tanh works in place."""
+    for _ in range(6):
+        x = jnp.tanh(x @ w)
+    return x @ w
+
+
+def test_what_is_read_for_the_last_time_makes_room():
+    found = live_bytes(compiled(chain, X, W))
+    assert found.peak == KB_X + KB_W + 2 * KB_X
+    assert all(each.source for each in found.largest())
+
+
+def test_a_gradient_holds_what_its_backward_pass_reads():
+    loss = lambda weights, x: functools.reduce(lambda x, w: jnp.sin(x @ w), weights, x).sum()
+    peaks = [live_bytes(compiled(jax.grad(loss), [W] * depth, X)).peak for depth in (4, 8)]
+    kept = (peaks[1] - peaks[0] - 4 * KB_W) / 4  # a layer more: a weight, and what it leaves
+    assert KB_X <= kept <= 2 * KB_X + 2 * KB_W
+
+
+def test_a_donated_argument_makes_room_for_the_result():
+    given, kept = (live_bytes(compiled(jnp.cos, X, donate=donate)).peak for donate in ((0,), ()))
+    assert (given, kept) == (KB_X, 2 * KB_X)
+
+
+def test_a_loop_holds_its_state_and_the_most_of_its_body_once():
+    turn = lambda carry, w: (jnp.tanh(carry @ w), None)
+    loop = lambda turns: live_bytes(compiled(
+        lambda x, weights: jax.lax.scan(turn, x, weights)[0], X, jnp.ones((turns, 128, 128))))
+    assert loop(8).peak - loop(4).peak == 4 * KB_W
+    argument, state, product = KB_X, KB_X, KB_X
+    held = loop(4).peak - (4 * KB_W + argument + state + product + KB_W)
+    assert 0 <= held < 100  # and its counter
+    (inside,) = (each.source for each in loop(4).buffers if each.source.endswith(", inside"))
+    assert "while" in inside
+
+
+def loss(weights, x):
+    return (functools.reduce(lambda x, w: jax.nn.relu(x @ w), weights, x) ** 2).mean()
+
+
+def descend(weights, x):
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights, x))
+
+
+def scanned(weights, x):
+    body = jax.checkpoint(lambda x, w: (jnp.tanh(jnp.sin(x @ w) @ w), None))
+    return jax.lax.scan(body, x, weights)[0].sum()
+
+
+def sharded():
+    mesh = make_mesh((4, 2))
+    put = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
+    rows = NamedSharding(mesh, P("batch", None))
+    step = lambda w_in, w_out, x: jnp.einsum(
+        "bf,fd->bd", jax.nn.gelu(x @ w_in), w_out, out_sharding=rows).sum()
+    return jax.jit(jax.grad(step, argnums=(0, 1))).lower(
+        put(W, None, "model"), put(W, "model", None), put(X, "batch", None)).compile()
+
+
+@pytest.mark.parametrize("program", [
+    lambda: compiled(jnp.matmul, X, W), lambda: compiled(chain, X, W),
+    lambda: compiled(jax.grad(loss), [W] * 4, X),
+    lambda: compiled(descend, [W] * 4, X, donate=0),
+    lambda: compiled(jax.grad(scanned), jnp.ones((6, 128, 128)), X),
+    lambda: compiled(lambda x: jax.lax.cond(x.sum() > 0, jnp.sin, lambda x: (x @ x.T) @ x, x), X),
+    sharded,
+], ids=["product", "chain", "gradient", "descend", "scan", "cond", "sharded"])
+def test_it_is_a_little_less_than_what_xla_allocates(program):
+    """XLA allocates for the whole run: outputs before they are written, and gaps in one block."""
+    program = program()
+    found, memory = live_bytes(program), program.memory_analysis()
+    allocated = (memory.argument_size_in_bytes + memory.output_size_in_bytes
+                 + memory.temp_size_in_bytes - memory.alias_size_in_bytes)
+    later = sum(each.shape.bytes for each in found.buffers
+                if each.role == "output" and each.first > found.at)
+    assert 0.92 * allocated - later <= found.peak <= allocated
+
+
+SCHEDULE = """HloModule jit_f, is_scheduled=true, input_output_alias={ {1}: (1, {}, may-alias) }
+
+ENTRY %main (a: f32[256], b: f32[256]) -> (f32[256], f32[256]) {
+  %a = f32[256]{0} parameter(0)
+  %b = f32[256]{0} parameter(1)
+  %gather = (f32[256]{0}, f32[1024]{0}) all-gather-start(%a), dimensions={0}
+  %move = (f32[256]{0}, f32[256]{0}, u32[]) copy-start(%b), metadata={op_name="jit(f)/copy"}
+  %moved = f32[256]{0} copy-done(%move)
+  %gathered = f32[1024]{0} all-gather-done(%gather)
+  %sum = f32[256]{0} custom-call(%gathered), custom_call_target="sum"
+  %twice = f32[256]{0} add(%sum, %sum)
+  ROOT %both = (f32[256]{0}, f32[256]{0}) tuple(%twice, %moved)
+  %idle = token[] after-all()
+}
+"""
+
+
+def test_what_begins_and_what_is_done_are_one_buffer():
+    """In kB: a stays, b is donated and read until it is copied, the gathered array is 4."""
+    found = live_bytes(SCHEDULE)
+    assert [size // 1024 for size in found.bytes] == [2, 2, 6, 7, 7, 6, 7, 3, 3, 3]
+    roles = {each.name: each.role for each in found.buffers if each.shape.dims}
+    assert roles == {"a": "argument", "b": "argument", "gather": "temporary", "move": "output",
+                     "sum": "output"}
+    assert {each.source for each in found.buffers if each.name == "move"} == {"jit(f)/copy"}
+
+
+@pytest.mark.parametrize("path", sorted(PROGRAMS.glob("*.gz")), ids=lambda path: path.name)
+def test_every_compilers_schedule_is_read(path):
+    found = live_bytes(gzip.open(path, "rt").read())
+    arguments = found.by_role()["argument"]
+    assert found.peak == max(found.bytes) == sum(each.shape.bytes for each in found.largest())
+    assert arguments[0] == max(arguments) and found.peak > 2 * arguments[0]
+    assert len(found.bytes) == len(found.schedule) and min(found.bytes) > 0
+
+
+def test_a_program_without_a_schedule_is_refused():
+    text = compiled(jnp.matmul, X, W).as_text()
+    with pytest.raises(ValueError, match="expected a compiled program with a schedule"):
+        live_bytes(text.replace("is_scheduled=true, ", ""))
+    with pytest.raises(ValueError, match="expected the text of a compiled program"):
+        live_bytes("nothing")

@@ -1,0 +1,168 @@
+"""The faster models: the same logits, gradients and training, and less work where it is said."""
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import AxisType
+from tiny_gpt import CONFIG as GPT, place_all, tiny_state
+from tiny_vit import KEY, QUICKLY, run
+
+from meshbook import proofs
+from meshbook.models import ViT, ViTConfig
+from meshbook.models.fast import (
+    FastMiniGPT, FastViT, attend, class_token_saving, dropout_by_bytes, train_steps,
+)
+from meshbook.models.fused_loss import one_pass_cross_entropy
+from meshbook.models.losses import language_loss
+from meshbook.planning import costs
+from meshbook.sharding import Sharding, make_mesh, place
+from meshbook.training import create_state, train_step
+
+CONFIG = ViTConfig(embed=32, hidden=64, heads=4, layers=2, patch=8, dropout=0.0)
+B = 16
+MESHES = [None, ((4, 2), AxisType.Explicit), ((4, 2), AxisType.Auto)]
+ONE_PASS = functools.partial(language_loss, cross_entropy=one_pass_cross_entropy)
+
+
+def images(seed, config=CONFIG):
+    random = np.random.default_rng(seed)
+    side = config.image
+    inputs = random.normal(size=(B, side, side, 3)).astype(np.float32)
+    return {"inputs": inputs, "labels": random.integers(0, 10, B).astype(np.int32)}
+
+
+def words(seed):
+    text = np.random.default_rng(seed).integers(0, GPT.vocabulary, (B, GPT.tokens + 1))
+    return {"inputs": text[:, :-1].astype(np.int32), "labels": text[:, 1:].astype(np.int32)}
+
+
+@functools.cache
+def compiled(model=ViT, mesh=None):
+    mesh = mesh and make_mesh(mesh[0], axis_types=mesh[1])
+    table = Sharding.tensor_parallel() if mesh else Sharding.none()
+    make = lambda: model(CONFIG, table, rngs=nnx.Rngs(0))
+    state = create_state(make, optax.sgd(0.05, momentum=0.0), mesh)
+    return state, train_step.lower(state, place(images(0), mesh), KEY).compile(QUICKLY)
+
+
+def parameters(model):
+    return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+
+
+def test_they_have_the_same_parameters():
+    for plain, fast, config in (ViT, FastViT, CONFIG), (tiny_gpt_model, FastMiniGPT, GPT):
+        pair = [kind(config, Sharding.none(), rngs=nnx.Rngs(0)) for kind in (plain, fast)]
+        jax.tree.map(np.testing.assert_array_equal, *map(parameters, pair))
+
+
+def tiny_gpt_model(config, sharding, rngs):
+    return FastMiniGPT.__base__(config, sharding, rngs=rngs)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_the_fast_vit_trains_alike(mesh):
+    batches = [images(seed) for seed in range(3)]
+    proofs.assert_same_training(run(*compiled(FastViT, mesh)), run(*compiled()), batches)
+
+
+@pytest.mark.parametrize("length", [16, 17])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_kernel_gives_the_same_attention_for_even_and_odd_lengths(causal, length):
+    random = np.random.default_rng(0)
+    q, k, v, c = (random.normal(size=(2, length, 2, 8)).astype(np.float32) for _ in range(4))
+
+    def run(kernel):
+        y, back = jax.vjp(functools.partial(attend, kernel, is_causal=causal), q, k, v)
+        return y, *back(c)
+
+    for plain, by_kernel in zip(run(None), run("xla"), strict=True):
+        np.testing.assert_allclose(plain, by_kernel, rtol=1e-5, atol=1e-5)
+
+
+def test_only_what_nobody_reads_is_left_out():
+    for kind, saved in (ViT, 0), (FastViT, class_token_saving(CONFIG, B)):
+        useful, _ = costs.vit_step_flops(CONFIG, B)
+        proofs.assert_divided(compiled(kind)[1], 1, useful - saved, rtol=1e-9)
+
+
+def test_at_the_size_of_the_source_it_is_a_seventh():
+    useful, _ = costs.vit_step_flops(ViTConfig(), 1)
+    assert round(class_token_saving(ViTConfig(), 1) / useful, 3) == 0.137
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_the_last_block_is_the_last_whatever_their_number(layers):
+    config = ViTConfig(embed=16, hidden=16, heads=2, layers=layers, patch=16)
+    pair = [kind(config, Sharding.none(), rngs=nnx.Rngs(0)) for kind in (ViT, FastViT)]
+    plain, fast = (model(images(0)["inputs"]) for model in pair)
+    np.testing.assert_allclose(plain, fast, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("width", [64, 66])
+def test_dropout_by_bytes_keeps_the_mean_and_drops_its_share(width):
+    x = jnp.ones((500, width), jnp.bfloat16)
+    y = dropout_by_bytes(x, 0.25, jax.random.key(0))
+    assert y.dtype == x.dtype and abs(float((y == 0).mean()) - 0.25) < 0.01
+    assert abs(float(y.astype(jnp.float32).mean()) - 1) < 0.01
+    assert (dropout_by_bytes(x, 0.25, None) == x).all() and (dropout_by_bytes(x, 0, KEY) == x).all()
+    columns = np.asarray(y == 0).reshape(500, -1).mean(0)
+    assert np.abs(columns - 0.25).max() < 0.1  # each of a word's bytes has its turn
+
+
+def test_a_vit_with_dropout_by_bytes_is_the_same_where_none_is_drawn():
+    model = lambda kind, **options: kind(CONFIG, Sharding.none(), rngs=nnx.Rngs(0), **options)
+    plain, fast = model(ViT), model(FastViT, by_bytes=True)
+    np.testing.assert_allclose(
+        plain(images(0)["inputs"]), fast(images(0)["inputs"]), rtol=1e-4, atol=1e-4)
+
+
+def test_several_steps_in_one_call_are_the_same_steps():
+    batches = [images(seed) for seed in range(3)]
+    state, step = compiled()
+    one = jax.tree.map(jnp.copy, state)
+    losses = []
+    for batch in batches:
+        one, metrics = train_step(one, batch, KEY)
+        losses.append(metrics["loss"])
+    stacked = jax.tree.map(lambda *x: np.stack(x), *batches)
+    many, metrics = train_steps(jax.tree.map(jnp.copy, state), stacked, KEY)
+    np.testing.assert_allclose(metrics["loss"], losses, rtol=1e-6)
+    assert many.step == 3
+    for one, many in zip(*map(jax.tree.leaves, (one.params, many.params)), strict=True):
+        np.testing.assert_allclose(one, many, rtol=1e-5, atol=1e-6)
+
+
+def test_several_steps_do_as_much_work_as_one_by_one():
+    state, step = compiled()
+    batches = jax.tree.map(lambda x: np.stack([x] * 3), images(0))
+    many = train_steps.lower(state, batches, KEY).compile(QUICKLY)
+    assert proofs.work(many) == 3 * proofs.work(step)
+
+
+@pytest.mark.parametrize("loss", [language_loss, ONE_PASS])
+def test_the_fast_minigpt_trains_alike(loss):
+    plain = tiny_state(optimizer=optax.sgd(0.05, momentum=0.0))
+    make = lambda: FastMiniGPT(GPT, Sharding.none(), rngs=nnx.Rngs(0))
+    fast = create_state(make, optax.sgd(0.05, momentum=0.0), None, loss=loss)
+    fast = type(fast)(fast.step, place_all(plain.params, None, None), fast.opt_state, fast.program)
+    sides = [run(state, train_step) for state in (fast, plain)]
+    proofs.assert_same_training(*sides, [words(seed) for seed in range(3)])
+
+
+def test_rows_of_several_documents_stay_apart():
+    pair = [kind(GPT, Sharding.none(), rngs=nnx.Rngs(0)) for kind in (tiny_gpt_model, FastMiniGPT)]
+    segments = np.arange(GPT.tokens)[None].repeat(B, 0) // 5
+    inputs = words(0)["inputs"]
+    plain, fast = (model.hidden(inputs, segments=segments) for model in pair)
+    np.testing.assert_allclose(plain, fast, rtol=1e-5, atol=1e-5)
+    assert np.abs(fast - pair[1].hidden(inputs)).max() > 0.1
+
+
+def test_a_kernel_that_is_not_here_is_an_error_and_not_another_kernel():
+    model = FastViT(CONFIG, Sharding.none(), rngs=nnx.Rngs(0), kernel="cudnn")
+    with pytest.raises(RuntimeError, match="cuDNN"):
+        model(images(0)["inputs"])

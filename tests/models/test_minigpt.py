@@ -1,0 +1,188 @@
+"""MiniGPT: the source's logits, what a position sees, padding, tables and meshes, bad input."""
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import AxisType
+from test_vit import all_equations
+from tiny_gpt import (
+    CONFIG, KINDS, QUICKLY, ROWS, build, mesh_of, place_all, tiny_state, weights)
+
+from benchmarks.source_minigpt import SourceMiniGPT, parameters
+from meshbook.hlo import module
+from meshbook.models import MiniGPTConfig
+from meshbook.models.minigpt import MASKED
+from meshbook.planning import costs
+from meshbook.sharding import Sharding, inside, make_mesh, place
+
+TOKENS = np.random.default_rng(0).integers(0, 250, (8, 16)).astype(np.int32)
+
+
+@functools.cache
+def state(row="none", shape=None, axis_types=AxisType.Explicit):
+    return tiny_state(row, mesh_of(shape, axis_types))
+
+
+@functools.cache
+def compiled(program, *names):
+    """The model's logits as a compiled program."""
+    def apply(params, batch):
+        with inside(program.mesh):
+            return program.model(params)(**batch)
+
+    batch = place({name: TOKENS for name in names}, program.mesh)
+    params = place_all(weights(), program.specs[0], program.mesh)
+    return jax.jit(apply).lower(params, batch).compile(QUICKLY)
+
+
+def logits(state, tokens=TOKENS, **documents):
+    batch = place({"tokens_BT": tokens} | documents, state.program.mesh)
+    return np.asarray(compiled(state.program, *batch)(state.params, batch))
+
+
+def test_the_sources_weights_give_the_sources_logits():
+    source = SourceMiniGPT(CONFIG, nnx.Rngs(1))
+    for path, leaf in nnx.to_flat_state(nnx.state(source, nnx.Param)):
+        drawn = np.random.default_rng(len(str(path))).normal(size=leaf.shape) * 0.1
+        leaf[...] = leaf[...] + drawn.astype(np.float32)  # no bias stays 0, no scale 1
+    ours = parameters(source, CONFIG.padded)
+    assert jax.tree.map(np.shape, ours) == jax.tree.map(np.shape, weights())
+    found = logits(dataclasses.replace(state(), params=jax.device_put(ours)))[..., :250]
+    np.testing.assert_allclose(found, source(TOKENS), atol=2e-5)
+    assert np.abs(found - logits(state())[..., :250]).max() > 0.1
+
+
+def test_the_source_has_as_many_parameters_as_counted_by_hand():
+    config = MiniGPTConfig()
+    model = nnx.eval_shape(lambda: build(config))
+    count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model)))
+    padding = (config.padded - config.vocabulary) * (2 * config.embed + 1)
+    assert config.padded == 50_304
+    assert count == costs.gpt_parameters(config) == 27_430_481 + padding
+    eight = dataclasses.replace(config, layers=8)
+    assert costs.gpt_parameters(eight) == 29_013_585 + padding
+
+
+@pytest.mark.parametrize("ways", [2, 4])
+def test_parameters_of_one_device_along_model(ways):
+    held = state("tensor_parallel", (8 // ways, ways)).params
+    held = sum(leaf.addressable_shards[0].data.size for leaf in jax.tree.leaves(held))
+    assert held == costs.gpt_parameters(CONFIG, ways)
+
+
+@pytest.mark.parametrize("axis_types", KINDS)
+@pytest.mark.parametrize("row", ROWS)
+def test_every_row_of_the_table_gives_the_same_logits(row, axis_types):
+    documents = {"segments": TOKENS // 64, "positions": TOKENS % 16}
+    found = logits(state(row, (4, 2), axis_types), **documents)
+    np.testing.assert_allclose(found, logits(state(), **documents), atol=1e-5)
+
+
+def test_no_position_sees_what_follows():
+    changed = TOKENS.copy()
+    changed[:, 9:] = (changed[:, 9:] + 1) % 250
+    before, after = logits(state()), logits(state(), changed)
+    np.testing.assert_array_equal(before[:, :9], after[:, :9])
+    assert np.abs(before[:, 9:] - after[:, 9:]).max(-1).min() > 1e-3
+
+
+def test_documents_in_a_row_are_as_if_each_stood_alone():
+    segments = np.int32([[1] * 5 + [2] * 11] * 8)
+    positions = np.int32([[*range(5), *range(11)]] * 8)
+    packed = logits(state(), segments=segments, positions=positions)
+    filled = lambda part: np.pad(part, ((0, 0), (0, 16 - part.shape[1])))
+    for part in slice(0, 5), slice(5, 16):
+        alone = logits(state(), filled(TOKENS[:, part]))
+        size = part.stop - part.start
+        np.testing.assert_allclose(packed[:, part], alone[:, :size], atol=1e-5)
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_no_constant_of_the_squared_length(documents):
+    T, config = 128, dataclasses.replace(CONFIG, tokens=128, layers=1)
+    rows = jax.ShapeDtypeStruct((2, T), jnp.int32)
+    extra = {"segments": rows, "positions": rows} if documents else {}
+    text = jax.jit(lambda x, extra: build(config)(x, **extra)).lower(rows, extra).compile()
+    assert largest_constant(text) < T * T
+    mask = np.tril(np.ones((T, T), np.float32)) + np.random.default_rng(0).normal(size=(T, T))
+    assert largest_constant(jax.jit(lambda x: mask * x).lower(1.0).compile()) == T * T
+
+
+def largest_constant(compiled):
+    """Elements of the largest constant in a program's text."""
+    return max((each.shape.size for computation in module.parse(compiled).computations.values()
+                for each in computation.instructions.values() if each.opcode == "constant"),
+               default=0)
+
+
+def test_tokens_that_do_not_exist_are_never_likely_and_have_no_gradient():
+    assert (logits(state())[..., 250:] == np.float32(MASKED)).all()
+    assert np.isfinite(logits(state())).all()
+    def loss(params, tokens):
+        scores = state().program.apply(params, tokens)
+        return optax.softmax_cross_entropy_with_integer_labels(scores, tokens).mean()
+
+    grads = jax.jit(jax.grad(loss)).lower(state().params, TOKENS).compile(QUICKLY)(
+        state().params, TOKENS)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+    assert not np.asarray(grads["w_head_DV"])[:, 250:].any()
+    assert not np.asarray(grads["b_head_V"])[250:].any()
+    assert jax.nn.softmax(logits(state()))[..., 250:].max() == 0
+
+
+@pytest.mark.parametrize("row, shape", [("none", None), ("tensor_parallel", (4, 2))])
+def test_a_token_or_position_out_of_range_is_not_a_number(row, shape):
+    tokens, places = TOKENS.copy(), np.tile(np.arange(16, dtype=np.int32), (8, 1))
+    tokens[[0, 1, 2], 3] = 250, 256, -1
+    places[[4, 5], 3] = 16, -1
+    found = np.isnan(logits(state(row, shape), tokens, positions=places))
+    assert found.all((1, 2)).tolist() == [True, True, True, False, True, True, False, False]
+    assert not found[[3, 6, 7]].any()
+
+
+def test_dropout_is_on_with_a_key_and_off_without():
+    run, keys = jax.jit(state().program.apply), jax.random.split(jax.random.key(1))
+    first, again, other = (run(state().params, TOKENS, keys[at]) for at in (0, 0, 1))
+    assert (first == again).all()
+    assert (first != other)[..., :250].any()
+    np.testing.assert_allclose(
+        run(state().params, TOKENS), logits(state()), atol=1e-5)
+    assert np.abs(first - logits(state()))[..., :250].max() > 1e-2
+
+
+def test_dtype_reaches_every_layer():
+    make = lambda: build(dataclasses.replace(CONFIG, dtype=jnp.bfloat16))
+    held = jax.tree.leaves(nnx.state(nnx.eval_shape(make)))
+    assert {leaf.dtype for leaf in held} == {np.dtype("float32")}
+    jaxpr = jax.make_jaxpr(lambda x: make()(x))(TOKENS)
+    dots = [each for each in all_equations(jaxpr.jaxpr) if each.primitive.name == "dot_general"]
+    assert len(dots) > 8
+    assert {v.aval.dtype for each in dots for v in each.invars} == {np.dtype(jnp.bfloat16)}
+    assert jaxpr.out_avals[0].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("sizes, words", [
+    (dict(heads=7), "D=256 does not divide into 7 heads"),
+    (dict(dropout=1.0), r"share in \[0, 1\); found 1.0"),
+    (dict(vocabulary=0), "vocabulary is a number from 1; found 0"),
+    (dict(tokens=0), "tokens is a number from 1; found 0"),
+])
+def test_sizes_that_do_not_fit(sizes, words):
+    with pytest.raises(ValueError, match=words):
+        MiniGPTConfig(**sizes)
+
+
+def test_rows_longer_than_the_window():
+    with pytest.raises(ValueError, match="a row has 17 tokens; the window has room for 16"):
+        build()(np.zeros((1, 17), np.int32))
+
+
+def test_sizes_that_the_mesh_cannot_divide():
+    few = dataclasses.replace(CONFIG, heads=2)
+    with jax.set_mesh(make_mesh((2, 4))), pytest.raises(ValueError, match="H=2 does not divide"):
+        build(few, Sharding.tensor_parallel())

@@ -1,0 +1,126 @@
+"""A training step of MiniGPT: the four proofs on every mesh, each byte by its formula."""
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType
+from tiny_gpt import CONFIG, QUICKLY, mesh_of, tiny_state, weights
+from tiny_vit import KEY, RULES, run
+
+from meshbook import proofs
+from meshbook.hlo.collectives import Moved
+from meshbook.models import MiniGPTConfig, reference
+from meshbook.models.losses import language_loss
+from meshbook.planning import costs
+from meshbook.sharding import place
+from meshbook.training import (
+    clipped, evaluate, fit, language_recipe, loss_and_metrics, train_step, value_and_gradients,
+)
+
+B, L = 16, CONFIG.layers
+
+
+def batch(seed):
+    tokens = np.random.default_rng(seed).integers(0, 250, (B, 17)).astype(np.int32)
+    return {"inputs": tokens[:, :-1], "labels": tokens[:, 1:]}
+
+
+BATCHES = [batch(seed) for seed in range(10)]
+CLIPPED = optax.chain(clipped(0.5), optax.sgd(0.5, momentum=0.0))
+
+
+@functools.cache
+def compiled(row="none", shape=None, axis_types=AxisType.Explicit):
+    mesh = mesh_of(shape, axis_types)
+    state = tiny_state(row, mesh, CLIPPED)
+    return state, train_step.lower(state, place(BATCHES[0], mesh), KEY).compile(QUICKLY)
+
+
+@functools.cache
+def plain():
+    """The same training from the same weights, of other code, on one device."""
+    return reference.Reference(reference.minigpt, weights(), optax.sgd(0.5), KEY,
+                               rate=CONFIG.dropout, classes=CONFIG.vocabulary, clip=0.5).run()
+
+
+@pytest.mark.parametrize("row, shape, axis_types", [
+    ("tensor_parallel", (8, 1), AxisType.Explicit),
+    ("tensor_parallel", (4, 2), AxisType.Explicit),
+    ("tensor_parallel", (2, 4), AxisType.Explicit),
+    ("tensor_parallel", (4, 2), AxisType.Auto),
+    ("fully_sharded", (4, 2), AxisType.Explicit),
+])
+def test_four_proofs(row, shape, axis_types):
+    state, program = compiled(row, shape, axis_types)
+    verdict = proofs.assert_same_training(run(state, program), plain(), BATCHES)
+    assert repr(verdict).startswith("same training: 10 steps") and not verdict.zero
+    mesh, ways = state.program.mesh, shape[1]
+    sharded = row == "fully_sharded"
+    held = 2 * 4 * costs.gpt_parameters(CONFIG, ways, shape[0] if sharded else 1)
+    arrays = {"params": state.params, "opt_state": state.opt_state}
+    proofs.assert_sharded(arrays, proofs.by_letters(arrays, RULES[row]), mesh, held + 4)  # the norm
+    proofs.assert_donated(program, held + 4)  # the step number; the old norm is not even read
+    proofs.assert_divided(program, 8, *costs.gpt_step_flops(CONFIG, B), rtol=1e-9)
+    traffic = costs.gpt_step_traffic(CONFIG, mesh, B, sharded=sharded)
+    if sharded:
+        gathers = costs.step_gathers(costs.gpt_parameters, CONFIG, mesh)
+        traffic["all-gather", ("batch",)] = Moved(10 * L + 3, gathers)
+    proofs.assert_communicates(program, mesh, traffic)
+
+
+def test_on_one_device_it_is_the_training_of_the_reference():
+    a, b = run(*compiled()), plain()
+    norms = [float(b.step(b.state, batch)[1]["gradient_norm"]) for batch in BATCHES[:2]]
+    assert min(norms) > 0.5  # so that they are clipped
+    assert not proofs.assert_same_training(a, b, BATCHES).zero
+
+
+def test_without_clipping_nothing_but_its_norms_is_missing():
+    mesh = mesh_of((4, 2))
+    whole, less = (costs.gpt_step_traffic(CONFIG, mesh, B, clipped) for clipped in (True, False))
+    batch, model = (("all-reduce", (axis,)) for axis in ("batch", "model"))
+    assert whole[batch] == less[batch]
+    assert whole[model].bytes - less[model].bytes == 4 * (6 * L + 3)
+    assert whole[model].count - less[model].count == 1
+
+
+def test_at_the_sources_size_the_work_is_known():
+    config = MiniGPTConfig()
+    useful, factor = costs.gpt_step_flops(config, 256)
+    assert round(useful / (256 * 256) / 1e6, 2) == 89.78
+    assert useful / 1e12 == pytest.approx(5.88, abs=0.005)
+    assert 1 < factor < 1.001
+
+
+def test_the_loss_in_chunks_is_the_plain_one_with_dropout_and_all():
+    found = []
+    for loss in language_loss, loss_and_metrics:
+        state = tiny_state(loss=loss)
+        run = jax.jit(value_and_gradients).lower(state, BATCHES[0], KEY).compile(QUICKLY)
+        found.append(run(state, BATCHES[0], KEY))
+    ((loss, metrics), grads), ((plain, _), plain_grads) = found
+    assert set(metrics) == {"loss", "accuracy"}
+    np.testing.assert_allclose(loss, plain, rtol=1e-5)
+    norm = float(optax.tree.norm(plain_grads))
+    apart = jax.tree.map(lambda x, y: float(optax.tree.norm(x - y)), grads, plain_grads)
+    assert max(jax.tree.leaves(apart)) < 1e-5 * norm
+
+
+def test_evaluation_counts_tokens():
+    state, rows = tiny_state(), BATCHES[0]
+    weight = np.random.default_rng(0).integers(0, 2, (B, 16)).astype(np.float32)
+    labels = np.where(weight > 0, rows["labels"], -1).astype(np.int32)
+    parts = evaluate(state, [{**rows, "labels": labels, "weight": weight},
+                             {**rows, "labels": np.where(weight > 0, -1, rows["labels"]).astype(
+                                 np.int32), "weight": 1 - weight}])
+    assert parts == pytest.approx(evaluate(state, [rows]), rel=1e-5)
+
+
+def test_the_recipe_learns_and_its_first_step_is_gentle():
+    tokens = np.tile(np.arange(17, dtype=np.int32), (B, 1)) + np.arange(B, dtype=np.int32)[:, None]
+    data = {"inputs": tokens[:, :-1], "labels": tokens[:, 1:]}
+    state = tiny_state(optimizer=language_recipe(40, 1e-2))
+    _, history = fit(state, [data] * 40, KEY)
+    assert history[-1]["loss"] < 0.3 * history[0]["loss"]

@@ -1,0 +1,119 @@
+"""The table of faults is true of the code, and the harness says how a page ended."""
+import json
+import re
+import shutil
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from definitions import definitions
+from run_chapter import cells
+
+from benchmarks import mutants
+from benchmarks.mutants import ROOT, Fault
+
+FAULTS = mutants.faults()
+MODULES = {
+    "sharding", "data/augmentation", "data/images", "data/tokens", "models/generation",
+    "models/layers", "models/losses", "models/minigpt", "models/vit", "training/loop",
+    "training/optimizers", "training/state",
+}
+
+
+def test_there_are_enough_faults_of_every_module():
+    assert len(FAULTS) >= 60 and len({fault.name for fault in FAULTS}) == len(FAULTS)
+    assert Counter(fault.file for fault in FAULTS).keys() == MODULES
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_is_one_edit_of_its_module_and_the_same_edit_of_its_page(fault):
+    sound = (ROOT / "meshbook" / f"{fault.file}.py").read_text("utf8")
+    page = (ROOT / "book" / f"{fault.page}.md").read_text("utf8")
+    faulty = mutants.in_module(fault, sound)
+    compile(faulty, fault.file, "exec")
+    before, after = definitions(sound), definitions(faulty)
+    assert before != after
+    shown = dict(pair for code in cells(page) for pair in definitions(code).items())
+    edited = dict(pair for code in cells(mutants.in_page(fault, page))
+                  for pair in definitions(code).items())
+    for name in before.keys() & shown.keys():
+        if shown[name] == before[name]:
+            assert edited[name] == after[name], f"{name} is another on {fault.page}"
+
+
+def test_an_old_text_that_is_not_there_once_is_refused():
+    fault = Fault("a", "b", "c", "d", old="x = 1", new="x = 2")
+    assert mutants.in_module(fault, "x = 1\ny = 1") == "x = 2\ny = 1"
+    for text in ("x = 0", "x = 1\nx = 1"):
+        with pytest.raises(ValueError, match="expected its old text once"):
+            mutants.in_module(fault, text)
+
+
+def test_a_page_is_edited_in_its_cells_alone():
+    fault = Fault("a", "b", "c", "d", old="x = 1", new="x = 2")
+    page = "x = 1 in words\n```{code-cell}\nx = 1\n```\nand x = 1\n"
+    assert mutants.in_page(fault, page) == page.replace("\nx = 1\n", "\nx = 2\n")
+
+
+def book_of_one_page(folder, code):
+    (folder / "book" / "_ext").mkdir(parents=True)
+    shutil.copy(ROOT / "book/_ext/run_chapter.py", folder / "book/_ext")
+    page = f"```{{code-cell}}\nimport numpy as np\n```\n\n```{{code-cell}}\n{code}\n```\n"
+    (folder / "book" / "a-page.md").write_text(page)
+    return folder
+
+
+@pytest.mark.parametrize("code, ended, says", [
+    ("1 + 1", "survived", ""),
+    ("assert 1 + 1 == 3", "assertion", "AssertionError: assert 1 + 1 == 3"),
+    ("assert 1 > 2, 'one is\\nless'", "assertion", "AssertionError: one is"),
+    ("np.testing.assert_allclose(1, 2)", "assertion",
+     "AssertionError: Not equal to tolerance rtol=1e-07, atol=0"),
+    ("class ProofFailed(Exception): pass\nraise ProofFailed('leaf w: no')", "proof",
+     "ProofFailed: leaf w: no"),
+    ("try:\n    {}['a']\nexcept KeyError as e:\n    raise ValueError('b: c') from e", "error",
+     "ValueError: b: c"),
+    ("import os; os.abort()", "error", "exit status -6: "),
+    ("import os; os.kill(os.getpid(), 15)", "killed", "by signal 15"),
+])
+def test_how_a_page_ends_is_told(tmp_path, code, ended, says):
+    found = mutants.run_page(book_of_one_page(tmp_path, code), "a-page")
+    assert found["ended"] == ended and found["says"].startswith(says)
+    assert found["cell"] == (2 if "Error" in says or "Failed" in says else None)
+
+
+def test_a_page_that_does_not_end_is_not_a_catch(tmp_path):
+    found = mutants.run_page(book_of_one_page(tmp_path, "while True: pass"), "a-page", limit=3)
+    assert found["ended"] == "timed out"
+    assert mutants.verdict(FAULTS[0], found) == "timed out"
+
+
+def test_a_page_that_was_killed_is_not_a_catch():
+    assert mutants.verdict(FAULTS[0], {"ended": "killed"}) == "killed"
+
+
+def test_what_is_called_equivalent_must_not_be_caught():
+    fault = replace(FAULTS[0], equivalent="it changes nothing")
+    assert mutants.verdict(fault, {"ended": "survived"}) == "equivalent"
+    assert mutants.verdict(fault, {"ended": "proof"}) == "caught, though called equivalent"
+    fault = replace(fault, equivalent="")
+    assert mutants.verdict(fault, {"ended": "survived"}) == "survived"
+    assert mutants.verdict(fault, {"ended": "error"}) == "caught"
+
+
+def test_a_fault_changes_what_an_outcome_is_kept_under(tmp_path):
+    book = mutants.copy_book(tmp_path)
+    before = mutants.fingerprint(book, FAULTS[0].page)
+    assert before == mutants.fingerprint(book, FAULTS[0].page)
+    mutants.plant(FAULTS[0], book)
+    assert before != mutants.fingerprint(book, FAULTS[0].page)
+
+
+@pytest.mark.skipif(not mutants.RECORD.exists(), reason="no whole run is recorded: make mutants")
+def test_the_record_is_of_these_faults_and_answers_for_each():
+    record = json.loads(mutants.RECORD.read_text("utf8"))
+    rows = record["mutants"]
+    assert [row["name"] for row in rows] == [fault.name for fault in FAULTS]
+    assert {row["verdict"] for row in rows} <= {"caught", "equivalent"}
+    assert record["score"] == mutants.score(rows) and record["minutes"] <= 60
+    assert re.fullmatch(r"[0-9a-f]{40}(\+edits)?", record["provenance"]["commit"])

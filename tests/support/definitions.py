@@ -1,0 +1,32 @@
+"""What some code defines, as syntax trees that can be compared."""
+import ast
+
+
+class Bare(ast.NodeTransformer):
+    """The syntax tree without docstrings and annotations."""
+
+    def visit_FunctionDef(self, node):
+        self.generic_visit(node)
+        first = node.body[0]
+        if isinstance(first, ast.Expr) and isinstance(getattr(first.value, "value", None), str):
+            node.body = node.body[1:] or [ast.Pass()]
+        if hasattr(node, "returns"):
+            node.returns = None
+        return node
+
+    visit_ClassDef = visit_FunctionDef
+
+    def visit_arg(self, node):
+        node.annotation = None
+        return node
+
+
+def definitions(code):
+    """{name: syntax tree} of the functions, classes and constants at the top of some code."""
+    found = {}
+    for node in ast.parse(code).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found[node.name] = ast.dump(Bare().visit(node))
+        elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "a").isupper():
+            found[node.targets[0].id] = ast.dump(node)
+    return found

@@ -1,0 +1,63 @@
+"""The built site in a browser: served on the loopback interface, with no other network."""
+
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from browsers import CHROMIUM
+
+SITE = Path(__file__).resolve().parents[2] / "_build" / "html"
+PAGES = sorted(path.relative_to(SITE).as_posix() for path in SITE.glob("book/*.html"))
+
+needed = [
+    pytest.mark.skipif(not PAGES, reason="no site in _build/html: make book"),
+    pytest.mark.skipif(not CHROMIUM, reason="no chromium on the PATH"),
+]
+each_page = pytest.mark.parametrize("page", PAGES)
+each_theme = pytest.mark.parametrize("theme", ["light", "dark"])
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        """Say nothing of each request."""
+
+
+@pytest.fixture(scope="module")
+def address():
+    """The site, served on the loopback interface."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=SITE))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+
+
+def visit(browser, address, page, width=1440, theme="light"):
+    """Show a page, its formulas set. Returns the tab and its complaints."""
+    tab, complaints = alone(browser, address, width, theme)
+    tab.goto(address + page, wait_until="load")
+    if tab.query_selector(".math"):
+        tab.wait_for_selector("mjx-container", state="attached")
+    tab.wait_for_load_state("networkidle")
+    return tab, complaints
+
+
+def alone(browser, address, width=1440, theme="light"):
+    """A tab with no network but the site, and the list of what goes wrong in it."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
+    complaints = []
+
+    def only_the_site(route):
+        if route.request.url.startswith(address):
+            return route.continue_()
+        complaints.append(f"loads {route.request.url}")
+        return route.abort()
+
+    context.route("http*://**", only_the_site)
+    tab = context.new_page()
+    tab.on("console", lambda message: message.type == "error" and complaints.append(message.text))
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.on("requestfailed", lambda request: complaints.append(f"failed {request.url}"))
+    return tab, complaints
