@@ -243,7 +243,7 @@ def test_a_program_that_does_not_fit_is_reported_with_both_numbers():
 @compiler
 def test_processes_compile_side_by_side_and_say_nothing(tmp_path):
     code = ("import jax; jax.config.update('jax_platforms', 'cpu'); "
-            "from tests.test_topologies import *; "
+            "from tests.planning.test_topologies import *; "
             f"print(compile_for('v2-8', product, X, cache={str(tmp_path)!r}).flops)")
     both = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, text=True,
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
