@@ -101,3 +101,8 @@ def test_a_module_is_short(path):
     lines = path.read_text().splitlines()
     assert len(lines) <= 300
     assert [line for line in lines if len(line) > 100] == []
+
+
+def test_files_of_tests_are_short():
+    lines = {path.name: len(path.read_text().splitlines()) for path in ROOT.glob("tests/**/*.py")}
+    assert lines["test_build.py"] > 100 and {name for name, n in lines.items() if n > 300} == set()
