@@ -19,7 +19,7 @@ ROWS, COLUMNS, DEPTH = 128, 128, 64  # of a tile: tokens, vocabulary, numbers su
 
 
 def kernel_odds(h_nD, w_Dv, b_v, label_n, interpret=False):
-    """The same as onepass.plain_odds, by a kernel; interpret: step by step, on any device.
+    """The same as fused_loss.plain_odds, by a kernel; interpret: step by step, on any device.
 
     Raises ValueError where n or v is no multiple of 128, or D none of 64.
     """

@@ -1,4 +1,4 @@
 """Pictures of meshes, arrays, programs and measurements: inline SVG, light and dark."""
 
-__all__ = ["arrays", "charts", "diagrams", "figures", "lowering", "profiles", "svg", "tiles",
-           "tokens"]
+__all__ = ["arrays", "charts", "diagrams", "documents", "figures", "lowering", "profiles", "svg",
+           "tiles"]

@@ -21,7 +21,7 @@ from meshbook.drawing.lowering import draw_stages
 from meshbook.drawing.profiles import draw_buffers, draw_gantt, draw_shares
 from meshbook.drawing.svg import Picture, device_colour, side_by_side
 from meshbook.drawing.tiles import tiles_of
-from meshbook.drawing.tokens import draw_attention, draw_rows, draw_tokens
+from meshbook.drawing.documents import draw_attention, draw_rows, draw_tokens
 
 __all__ = [  # what a chapter uses, wherever it is defined
     *("Picture", "assert_tiles", "bars", "curves", "device_colour", "display", "draw_attention"),

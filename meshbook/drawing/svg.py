@@ -87,7 +87,7 @@ def line(x1, y1, x2, y2, width=1.0, **attributes):
 
 def arrow(x1, y1, x2, y2):
     """A horizontal or vertical arrow from (x1, y1) to (x2, y2)."""
-    head = 4.0
+    head = 4.0  # half of the tip's width, pixels
     along = (x2 > x1) - (x2 < x1), (y2 > y1) - (y2 < y1)
     back = x2 - 1.6 * head * along[0], y2 - 1.6 * head * along[1]
     side = head * along[1], head * along[0]

@@ -2,5 +2,5 @@
 
 from meshbook.faults.programs import FAULTS, Fault
 
-__all__ = ["FAULTS", "Fault", "gallery", "model_runs", "models", "networks", "right_programs",
-           "wrong_programs"]
+__all__ = ["FAULTS", "Fault", "gallery", "networks", "right_models", "right_programs",
+           "wrong_models", "wrong_programs"]

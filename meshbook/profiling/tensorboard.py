@@ -41,7 +41,7 @@ def command(folder, *options):
     """
     if not complete_runs(folder):
         raise FileNotFoundError(f"expected runs in {folder}, found none yet: chapter 9 writes "
-                                "some, and `profiling.traces.trace` does for any step of yours")
+                                "some, and `meshbook.profiling.traces.trace` does for any step")
     return [sys.executable, "-m", "tensorboard.main", f"--logdir={folder}", "--host=127.0.0.1",
             "--load_fast=false", *options]  # one process, which ends as a whole
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from meshbook.faults import FAULTS, gallery, networks, right_programs
-from meshbook.faults.models import MODEL_FAULTS
+from meshbook.faults.wrong_models import MODEL_FAULTS
 from meshbook.proofs import ProofFailed
 
 ALL = (*FAULTS, *MODEL_FAULTS)

@@ -1,6 +1,6 @@
 """Faults planted in the book's own ViT and MiniGPT: each is a program that trains.
 
-Each is one of meshbook.faults.model_runs with a line or two changed, as people change them.
+Each is one of meshbook.faults.right_models with a line or two changed, as people change them.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import optax
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
-from meshbook.faults import Fault, model_runs as trials
+from meshbook.faults import Fault, right_models as trials
 from meshbook.models import losses
 from meshbook.models.losses import CHUNK, chunked_cross_entropy, cross_entropy_sums, language_loss
 from meshbook.models.vit import Block, ViT
