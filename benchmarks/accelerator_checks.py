@@ -17,18 +17,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 from benchmarks.accelerator_cells import cells
 from benchmarks.accelerator_jax import ONE_PASS, fresh, kernel, state_timer
 from benchmarks.accelerator_worker import answer
 from benchmarks.odds_kernel import kernel_odds
+from meshbook import training
 from meshbook.models import MiniGPT, ViT
 from meshbook.models.fast import FastMiniGPT, FastViT, attend
 from meshbook.models.fused_loss import plain_odds
 from meshbook.profiling.traces import read_trace, trace
-from meshbook.proofs import ProofFailed, Run, assert_same_training
+from meshbook.proofs import ProofFailed, assert_same_training
 from meshbook.sharding import Sharding
-from meshbook.training import as_it_is, create_state, found_in, loss_and_metrics, train_step
+from meshbook.training import as_it_is, create_state, loss_and_metrics
 
 STEPS, RTOL = 3, 1e-5
 
@@ -43,14 +45,12 @@ def run(kind, cell, device, loss=loss_and_metrics):
     """This model's training on this device, without dropout, as one side of a proof."""
     config = replace(cell.config, dropout=0.0)
     make = lambda: kind(config, Sharding.none(), rngs=nnx.Rngs(0))
-    put = lambda tree: jax.device_put(tree, device)
-    with jax.default_device(jax.devices("cpu")[0]):  # the same numbers for both sides
-        state = create_state(make, optax.sgd(0.05, momentum=0.0), None, as_it_is, loss)
-    key = put(jax.random.key(0))
-    step = lambda state, batch: train_step(state, put(batch), key)
-    return Run(step, put(state),
-               lambda state, batch: found_in(step(state, batch)[0].opt_state, "trace"),
-               lambda state: state.params)
+    mesh_of = lambda device: Mesh([[device]], ("batch", "model"), axis_types=(AxisType.Explicit,) * 2)
+    cpu, mesh = mesh_of(jax.devices("cpu")[0]), mesh_of(device)
+    with jax.default_device(cpu.devices[0, 0]):  # the same numbers for both sides
+        state = create_state(make, optax.sgd(0.05, momentum=0.0), cpu, as_it_is, loss)
+    state = replace(state, program=replace(state.program, mesh=mesh))
+    return training.run(jax.device_put(state, NamedSharding(mesh, P())), jax.random.key(0))
 
 
 def same(a, b, cell):

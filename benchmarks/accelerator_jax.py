@@ -22,15 +22,15 @@ from flax import nnx
 
 from benchmarks.accelerator_cells import CALLS, Cell
 from benchmarks.accelerator_worker import Timer, answer, contest
-from benchmarks.bench_dispatch import SourceViT, object_step
+from benchmarks.bench_dispatch import object_step
 from benchmarks.odds_kernel import kernel_odds
-from benchmarks.source_minigpt import SourceMiniGPT
 from meshbook.hlo.flops import work
 from meshbook.hlo.memory import memory_traffic
 from meshbook.models import MiniGPT, ViT
 from meshbook.models.fast import FastMiniGPT, FastViT, class_token_saving, train_steps
 from meshbook.models.fused_loss import one_pass_cross_entropy
 from meshbook.models.losses import language_loss
+from meshbook.models.published import PublishedMiniGPT, PublishedViT
 from meshbook.planning import costs
 from meshbook.sharding import Sharding
 from meshbook.training import as_it_is, create_state, loss_and_metrics, train_step
@@ -53,14 +53,19 @@ def fresh(model, cell, loss=loss_and_metrics, **options):
 
 
 def state_timer(state, key, batch, steps=1):
-    """(Timer, jitted function, its arguments) of a run of the book's kind."""
-    step, states = train_step if steps == 1 else train_steps, [state]
+    """(Timer, a function that lowers its step) of a run of the book's kind."""
+    step, states, mesh = train_step if steps == 1 else train_steps, [state], state.program.mesh
 
     def call():
-        states[0], metrics = step(states[0], batch, key)
+        with jax.set_mesh(mesh):
+            states[0], metrics = step(states[0], batch, key)
         return metrics
 
-    return Timer(call, jax.block_until_ready, steps), step, (state, batch, key)
+    def lower():
+        with jax.set_mesh(mesh):
+            return step.lower(state, batch, key)
+
+    return Timer(call, jax.block_until_ready, steps), lower
 
 
 def gpt_object_step(model, optimizer, batch):
@@ -75,13 +80,14 @@ def gpt_object_step(model, optimizer, batch):
 
 
 def source_timer(cell, batch):
-    """(Timer, jitted function, its arguments) of the sources' way."""
-    kind, step = ((SourceViT, object_step) if cell.model == "vit"
-                  else (SourceMiniGPT, gpt_object_step))
-    model = kind(cell.config, nnx.Rngs(0))
+    """(Timer, a function that lowers its step) of the sources' way."""
+    kind, step = ((PublishedViT, object_step) if cell.model == "vit"
+                  else (PublishedMiniGPT, gpt_object_step))
+    with nnx.use_eager_sharding(False):
+        model = kind(cell.config, rngs=nnx.Rngs(0))
     optimizer, step = nnx.Optimizer(model, optax.adam(RATE), wrt=nnx.Param), nnx.jit(step)
     arguments = model, optimizer, batch
-    return Timer(lambda: step(*arguments), jax.block_until_ready), step, arguments
+    return Timer(lambda: step(*arguments), jax.block_until_ready), partial(step.lower, *arguments)
 
 
 def contestants(cell):
@@ -127,8 +133,8 @@ def prepare(cell):
     with ThreadPoolExecutor(max(2, min(6, len(os.sched_getaffinity(0))))) as pool:
         for name, (build, useful) in contestants(cell).items():
             try:
-                timer, step, arguments = build()
-                lowered = step.lower(*arguments)
+                timer, lower = build()
+                lowered = lower()
             except Exception as error:
                 ready[name] = error
                 continue

@@ -27,9 +27,10 @@ from tqdm import tqdm
 from benchmarks.__main__ import ROOT, machine, provenance
 from meshbook.models import MiniGPT, MiniGPTConfig, ViT, ViTConfig
 from meshbook.models.losses import language_loss
+from meshbook.models.published import PublishedViT
 from meshbook.parallel.remat import CheckpointedViT, in_microbatches
 from meshbook.planning import topologies
-from meshbook.sharding import Sharding, as_in_the_sources
+from meshbook.sharding import Sharding
 from meshbook.training import abstract_state, as_it_is, loss_and_metrics, train_step
 
 RESULTS, CACHE = ROOT / "results" / "tpu.json", ROOT / "_build" / "aot"
@@ -90,17 +91,45 @@ def cells():
 
 def program(cell):
     """A cell as a jitted step and the shapes and layouts of its arguments, without arrays."""
-    ours = cell.layout == "book"
-    kind = AxisType.Explicit if ours else AxisType.Auto
-    mesh = topologies.tpu_mesh(cell.tpu, cell.shape, axis_types=kind)
-    row = getattr(Sharding, cell.row) if mesh else Sharding.none
+    theirs = cell.layout == "sources"
+    mesh = topologies.tpu_mesh(cell.tpu, cell.shape or (1, 1),
+                               axis_types=AxisType.Auto if theirs else AxisType.Explicit)
     build, optimizer, loss, shapes = (gpt if cell.model == "MiniGPT" else vit)(cell)
-    make = lambda: build(row() if ours else as_in_the_sources(), rngs=nnx.Rngs(0))
-    state = abstract_state(make, optimizer, mesh, as_it_is, loss)
-    where = mesh and NamedSharding(mesh, P("batch"))
-    batch = {name: jax.ShapeDtypeStruct((cell.batch, *shape), dtype, sharding=where)
+    batch = {name: jax.ShapeDtypeStruct((cell.batch, *shape), dtype,
+                                        sharding=NamedSharding(mesh, P("batch")))
              for name, (shape, dtype) in shapes.items()}
+    if theirs:
+        return *published(cell, mesh, optimizer), batch
+    rules = getattr(Sharding, cell.row)() if cell.shape else Sharding.none()
+    make = lambda: build(rules, rngs=nnx.Rngs(0))
+    state = abstract_state(make, optimizer, mesh, as_it_is, loss)
     return train_step, state, batch, jax.eval_shape(lambda: jax.random.key(0))
+
+
+def published(cell, mesh, optimizer):
+    """(the step of the sources' ViT as they take it, its state's shapes and layouts)."""
+    def make():
+        model = PublishedViT(ViTConfig(embed=cell.embed, hidden=4 * cell.embed), rngs=nnx.Rngs(0))
+        return model, nnx.Optimizer(model, optimizer, wrt=nnx.Param)
+
+    with jax.set_mesh(mesh):
+        graph, state = nnx.split(nnx.eval_shape(make))
+        layouts = nnx.get_named_sharding(state, mesh)
+
+    @partial(jax.jit, donate_argnums=0)
+    def step(state, batch):
+        model, optimizer = nnx.merge(graph, state)
+
+        def loss(model):
+            losses = optax.softmax_cross_entropy_with_integer_labels
+            return losses(model(batch["inputs"]), batch["labels"]).mean()
+
+        value, grads = nnx.value_and_grad(loss)(model)
+        optimizer.update(model, grads)
+        return nnx.state((model, optimizer)), value
+
+    return step, jax.tree.map(lambda x, layout: jax.ShapeDtypeStruct(
+        x.shape, x.dtype, sharding=layout), *map(nnx.to_pure_dict, (state, layouts)))
 
 
 def vit(cell):

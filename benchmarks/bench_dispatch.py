@@ -19,53 +19,13 @@ from flax import nnx
 
 from helpers import start
 from meshbook.models import ViT, ViTConfig
+from meshbook.models.published import PublishedViT
 from meshbook.sharding import Sharding
 from meshbook.training import create_state, train_step
 
 CONFIG = ViTConfig(patch=16, embed=16, hidden=16, heads=2, layers=6)
 ROUNDS, WARM = 60, 5
 OURS, FLOOR = "this book's train_step", "the same step on a flat list of arrays"
-
-
-class SourceBlock(nnx.Module):
-    """An encoder block of Flax's layers, as in the source's notebook."""
-
-    def __init__(self, config, rngs):
-        D, F, given = config.embed, config.hidden, {"dtype": config.dtype, "rngs": rngs}
-        self.norm1 = nnx.LayerNorm(D, epsilon=1e-6, **given)
-        self.attention = nnx.MultiHeadAttention(
-            num_heads=config.heads, in_features=D, decode=False, **given
-        )
-        self.norm2 = nnx.LayerNorm(D, epsilon=1e-6, **given)
-        self.fc1, self.fc2 = nnx.Linear(D, F, **given), nnx.Linear(F, D, **given)
-        self.dropout1 = nnx.Dropout(config.dropout, rngs=rngs)
-        self.dropout2 = nnx.Dropout(config.dropout, rngs=rngs)
-
-    def __call__(self, x_BTD):
-        x_BTD = x_BTD + self.attention(self.norm1(x_BTD))
-        h_BTF = self.dropout1(nnx.gelu(self.fc1(self.norm2(x_BTD))))
-        return x_BTD + self.dropout2(self.fc2(h_BTF))
-
-
-class SourceViT(nnx.Module):
-    """The source's vision transformer: a tree of Flax's layers."""
-
-    def __init__(self, config, rngs):
-        D, p, given = config.embed, config.patch, {"dtype": config.dtype, "rngs": rngs}
-        self.patches = nnx.Conv(3, D, (p, p), strides=(p, p), padding="VALID", **given)
-        self.class_token = nnx.Param(jnp.zeros((1, 1, D)))
-        self.blocks = nnx.List(SourceBlock(config, rngs) for _ in range(config.layers))
-        self.norm = nnx.LayerNorm(D, epsilon=1e-6, **given)
-        self.head = nnx.Linear(D, config.classes, **given)
-
-    def __call__(self, images_BHWC):
-        x_BTD = self.patches(images_BHWC)
-        x_BTD = x_BTD.reshape(len(x_BTD), -1, x_BTD.shape[-1])
-        first = jnp.tile(self.class_token[...], (len(x_BTD), 1, 1)).astype(x_BTD.dtype)
-        x_BTD = jnp.concatenate([first, x_BTD], axis=1)
-        for block in self.blocks:
-            x_BTD = block(x_BTD)
-        return self.head(self.norm(x_BTD[:, 0]))
 
 
 def cross_entropy(model, batch):
@@ -97,7 +57,8 @@ def tree_step(model, optimizer, batch):
 
 def objects():
     """A fresh model with its optimizer."""
-    model = SourceViT(CONFIG, nnx.Rngs(0))
+    with nnx.use_eager_sharding(False):
+        model = PublishedViT(CONFIG, rngs=nnx.Rngs(0))
     return model, nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
 
 
@@ -126,7 +87,8 @@ def nested(batch):
     states, key = [new_state()], jax.random.key(0)
 
     def call():
-        states[0], metrics = train_step(states[0], batch, key)
+        with jax.set_mesh(states[0].program.mesh):
+            states[0], metrics = train_step(states[0], batch, key)
         return states[0], metrics
 
     return call
@@ -134,8 +96,9 @@ def nested(batch):
 
 def flat(batch):
     """The same step on a flat list of arrays: what jax.jit itself takes for so many."""
-    leaves, structure = jax.tree.flatten(new_state())
-    lists, key = [leaves], jax.random.key(0)
+    state, key = new_state(), jax.random.key(0)
+    (leaves, structure), mesh = jax.tree.flatten(state), state.program.mesh
+    lists = [leaves]
 
     @partial(jax.jit, donate_argnums=0)
     def step(leaves, batch):
@@ -144,7 +107,8 @@ def flat(batch):
         return jax.tree.leaves(state), metrics
 
     def call():
-        lists[0], metrics = step(lists[0], batch)
+        with jax.set_mesh(mesh):
+            lists[0], metrics = step(lists[0], batch)
         return lists[0], metrics
 
     return call

@@ -11,15 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from helpers import start
 from meshbook.models.losses import MASKED, chunked_cross_entropy, obvious_cross_entropy
 from meshbook.proofs import collectives, work
-from meshbook.sharding import Sharding, inside, make_mesh
+from meshbook.sharding import Sharding, make_mesh
 
 T, D, V, VOCABULARY, ROUNDS = 256, 256, 50_304, 50_257, 3
-TABLE = Sharding.tensor_parallel()
 
 
 def masked(b_V):
@@ -38,45 +37,43 @@ def obvious(hidden_BTD, w_DV, b_V, labels_BT):
     return obvious_cross_entropy(hidden_BTD, w_DV, masked(b_V), labels_BT)
 
 
-def chunked(sharding):
-    """This book's, by a table."""
-    def loss(hidden_BTD, w_DV, b_V, labels_BT):
-        return chunked_cross_entropy(hidden_BTD, w_DV, b_V, labels_BT,
-                                     vocabulary=VOCABULARY, sharding=sharding)[0]
-
-    return loss
+def chunked(hidden_BTD, w_DV, b_V, labels_BT):
+    """This book's."""
+    return chunked_cross_entropy(hidden_BTD, w_DV, b_V, labels_BT, vocabulary=VOCABULARY,
+                                 sharding=Sharding.tensor_parallel())[0]
 
 
-def compiled(loss, rows, mesh=None):
-    """Value and gradients as a program; its arguments have shapes and no numbers."""
+LOSSES = {"plain": (plain, AxisType.Auto), "obvious": (obvious, AxisType.Auto),
+          "chunked": (chunked, AxisType.Explicit)}
+SPECS = {"BTD": P("batch"), "DV": P(None, "model"), "V": P("model"), "BT": P("batch")}
+
+
+def compiled(name, rows, shape):
+    """(value and gradients as a program, its mesh); its arguments have shapes and no numbers.
+
+    This book's loss is on an Explicit mesh; the others leave their layout to the compiler.
+    """
+    loss, kind = LOSSES[name]
+    mesh = make_mesh(shape, axis_types=kind)
     shapes = {"BTD": (rows, T, D), "DV": (D, V), "V": (V,), "BT": (rows, T)}
-    where = lambda letters: mesh and NamedSharding(mesh, TABLE.spec(letters))
     arguments = [
         jax.ShapeDtypeStruct(shape, jnp.int32 if letters == "BT" else jnp.float32,
-                             sharding=where(letters)) for letters, shape in shapes.items()]
-
-    def run(*arguments):
-        with inside(mesh):
-            return jax.value_and_grad(loss, (0, 1, 2))(*arguments)
-
-    return jax.jit(run).lower(*arguments).compile()
+                             sharding=NamedSharding(mesh, SPECS[letters]))
+        for letters, shape in shapes.items()]
+    with jax.set_mesh(mesh):
+        step = jax.jit(jax.value_and_grad(loss, (0, 1, 2))).lower(*arguments)
+    return step.compile(), mesh
 
 
 def sizes():
     """Rows: temporaries, work and bytes of each, at the source's size."""
-    auto = make_mesh((4, 2), axis_types=AxisType.Auto)
-    programs = {
-        "plain on one device": (plain, None), "obvious on one device": (obvious, None),
-        "chunked on one device": (chunked(Sharding.none()), None),
-        "plain on (4, 2)": (plain, auto), "obvious on (4, 2)": (obvious, auto),
-        "chunked on (4, 2)": (chunked(TABLE), make_mesh((4, 2))),
-    }
+    programs = {f"{name} on {place}": (name, shape) for place, shape in (
+        ("one device", (1, 1)), ("(4, 2)", (4, 2))) for name in LOSSES}
     rows, useful = [], 6 * 256 * T * D * V
-    for name, (loss, mesh) in programs.items():
-        program = compiled(loss, 256, mesh)
-        devices = 1 if mesh is None else mesh.size
-        note = f"{work(program) * devices / useful:.2f} times the useful work"
-        for axis, each in (collectives(program, mesh) if mesh else {}).items():
+    for name, (loss, shape) in programs.items():
+        program, mesh = compiled(loss, 256, shape)
+        note = f"{work(program) * mesh.size / useful:.2f} times the useful work"
+        for axis, each in collectives(program, mesh).items():
             note += f"; {each.bytes / 1e6:.1f} MB by {axis[0]} along {', '.join(axis[1])}"
         rows.append({"name": f"{name}: temporaries", "unit": "GB a device", "note": note,
                      "value": program.memory_analysis().temp_size_in_bytes / 1e9})
@@ -87,9 +84,10 @@ def speeds():
     """Rows: seconds of value and gradients of 8 rows on one device."""
     draw = np.random.default_rng(0)
     head = [draw.normal(size=shape).astype(np.float32) for shape in ((8, T, D), (D, V), (V,))]
-    arguments = jax.device_put([*head, draw.integers(0, VOCABULARY, (8, T)).astype(np.int32)])
-    losses = {"plain": plain, "obvious": obvious, "chunked": chunked(Sharding.none())}
-    programs = {name: compiled(loss, 8) for name, loss in losses.items()}
+    mesh = make_mesh((1, 1))
+    labels = draw.integers(0, VOCABULARY, (8, T)).astype(np.int32)
+    arguments = jax.device_put([*head, labels], NamedSharding(mesh, P()))
+    programs = {name: compiled(name, 8, (1, 1))[0] for name in LOSSES}
     rounds = [{name: seconds(program, arguments) for name, program in programs.items()}
               for _ in range(ROUNDS + 1)][1:]
     return [{

@@ -16,11 +16,11 @@ import numpy as np
 import optax
 from flax import nnx
 
-from benchmarks.source_minigpt import SourceMiniGPT, parameters
 from helpers import start
 from meshbook.data import stories, tokens
 from meshbook.models import MiniGPT, MiniGPTConfig
 from meshbook.models.losses import language_loss
+from meshbook.models.published import PublishedMiniGPT, gpt_weights
 from meshbook.sharding import Sharding, make_mesh
 from meshbook.training import create_state, evaluate, fit, language_recipe
 
@@ -61,7 +61,8 @@ def state_of(config, optimizer):
 def as_in_the_source(data):
     """[(tokens of stories, validation loss)] after each step of the source's recipe."""
     state = state_of(replace(CONFIG, dropout=0.0), optax.adam(1e-3))
-    weights = parameters(SourceMiniGPT(CONFIG, nnx.Rngs(0)), CONFIG.padded)
+    with nnx.use_eager_sharding(False):
+        weights = gpt_weights(PublishedMiniGPT(CONFIG, rngs=nnx.Rngs(0)), CONFIG.padded)
     layouts = jax.tree.map(lambda x: x.sharding, state.params)
     state = replace(state, params=jax.device_put(weights, layouts))
     rows, held, seen, curve = texts(data.train), texts(data.validation)[:HELD], 0, []

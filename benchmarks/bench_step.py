@@ -47,8 +47,9 @@ def jax_steps(mesh, sharding):
     states = [state]
 
     def run_steps():
-        for _ in range(STEPS):
-            states[0], metrics = train_step(states[0], batch, key)
+        with jax.set_mesh(mesh):
+            for _ in range(STEPS):
+                states[0], metrics = train_step(states[0], batch, key)
         return float(metrics["loss"])
 
     return run_steps
@@ -88,7 +89,7 @@ def speeds():
     """Rows: milliseconds a step of each, and ratios to this book's on (8, 1)."""
     steps = {
         "this book on (8, 1)": jax_steps(make_mesh((8, 1)), Sharding.data_parallel()),
-        "this book on one device": jax_steps(None, Sharding.none()),
+        "this book on one device": jax_steps(make_mesh((1, 1)), Sharding.none()),
         "PyTorch eager": torch_steps(compiled=False),
         "PyTorch compiled": torch_steps(compiled=True),
     }
@@ -113,7 +114,8 @@ def traffic(shape):
     mesh, config = make_mesh(shape), ViTConfig()
     run = on_mesh(config, mesh, Sharding.tensor_parallel())
     begin = time.perf_counter()
-    compiled = train_step.lower(*run).compile()
+    with jax.set_mesh(mesh):
+        compiled = train_step.lower(*run).compile()
     passed = time.perf_counter() - begin
     moved, predicted = collectives(compiled, mesh), vit_step_traffic(config, mesh, B)
     name = f"six layers on {shape}"

@@ -13,9 +13,9 @@ import numpy as np
 import optax
 from flax import nnx
 
-from benchmarks.source_minigpt import SourceMiniGPT, parameters
 from helpers import start
 from meshbook.models import MiniGPT, MiniGPTConfig, generate
+from meshbook.models.published import PublishedMiniGPT, gpt_weights
 from meshbook.sharding import Sharding
 from meshbook.training import create_state
 
@@ -34,12 +34,15 @@ def run():
     """Rows: tokens a second of each, and how many times the source's."""
     start(1)
     config = MiniGPTConfig()
-    source = SourceMiniGPT(config, nnx.Rngs(0))
+    with nnx.use_eager_sharding(False):
+        source = PublishedMiniGPT(config, rngs=nnx.Rngs(0))
     state = create_state(
         lambda: MiniGPT(config, Sharding.none(), rngs=nnx.Rngs(0)), optax.identity())
-    weights = parameters(source, config.padded)
-    state = dataclasses.replace(state, params=jax.device_put(weights))
-    logits = state.program.apply(state.params, np.int32([PROMPT]))[..., :config.vocabulary]
+    weights = gpt_weights(source, config.padded)
+    layouts = jax.tree.map(lambda x: x.sharding, state.params)
+    state = dataclasses.replace(state, params=jax.device_put(weights, layouts))
+    with jax.set_mesh(state.program.mesh):
+        logits = state.program.apply(state.params, np.int32([PROMPT]))[..., :config.vocabulary]
     np.testing.assert_allclose(logits, source(np.int32([PROMPT])), atol=1e-4)
 
     def ours(rows):

@@ -1,17 +1,17 @@
-"""A mesh of devices, and the table that says where every tensor lives.
+"""A mesh of devices, and the rules that say over which of its axes each dimension is split.
 
-One model source runs on Explicit meshes, on Auto meshes and without a mesh.
-What differs between the three is in this module and nowhere else.
+Models are written for Explicit meshes, where an array's sharding is a part of its type. One device
+is a mesh of one.
 """
 from __future__ import annotations
 
-import contextlib
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from flax.core import FrozenDict
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 
@@ -40,212 +40,145 @@ def make_mesh(shape, axis_names=("batch", "model"), axis_types=AxisType.Explicit
     )
 
 
-def on(mesh):
-    """The context in which PartitionSpecs mean axes of this mesh; None: no mesh."""
-    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
-
-
-def inside(mesh):
-    """The same while a function is traced: its arguments already live on the mesh."""
-    if mesh is None:
-        return contextlib.nullcontext()
-    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
-
-
-def on_explicit_mesh():
-    """Whether the current mesh makes layouts a part of types."""
-    return AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
-
-
-def pin(x, spec):
-    """x with this layout: a change of type on an Explicit mesh, a constraint on Auto.
-
-    Without a mesh there is nothing to lay out, and x comes back as it is.
-    """
-    if jax.sharding.get_abstract_mesh().empty:
-        return x
-    if on_explicit_mesh():
-        return jax.sharding.reshard(x, spec)
-    return jax.lax.with_sharding_constraint(x, spec)
-
-
-def aligned(x, y):
-    """x with the layout of those dimensions of y that it has: labels (B,), logits (B, C).
-
-    Only an Explicit mesh asks for that; on Auto the compiler sees to it.
-    """
-    if not on_explicit_mesh():
-        return x
-    return pin(x, P(*jax.typeof(y).sharding.spec[:x.ndim]))
-
-
-def reshape(x, shape, spec):
-    """x in another shape; on an Explicit mesh its new layout has to be said."""
-    if on_explicit_mesh():
-        return jax.lax.reshape(x, shape, out_sharding=spec)
-    return pin(x.reshape(shape), spec)
-
-
-def place(batch, mesh):
-    """A dict of NumPy arrays onto the mesh, rows (B) split over its "batch" axis.
+def place(batch, mesh, rows="batch"):
+    """A dict of NumPy arrays onto the mesh, rows (B) split over its axis or axes `rows`.
 
     With several JAX processes each gives its own rows of the global batch.
-    Raises ValueError where the rows cannot be divided evenly.
+    Raises ValueError where the rows cannot be divided evenly, or there is no such axis.
     """
-    if mesh is None:
-        return jax.device_put(batch)
-    if "batch" not in mesh.shape:
-        raise ValueError(f"place() splits rows over a mesh axis 'batch'; found {mesh.axis_names}")
-    ways, sharding = mesh.shape["batch"], NamedSharding(mesh, P("batch"))
+    if missing := [axis for axis in axes_of(rows) if axis not in mesh.shape]:
+        raise ValueError(f"place() splits rows over mesh axis {missing[0]!r}; the mesh has "
+                         f"{mesh.axis_names}")
+    ways = math.prod(mesh.shape[axis] for axis in axes_of(rows))
     for name, x in batch.items():
-        rows = np.shape(x)[0] * jax.process_count()
-        if rows % ways:
+        count = np.shape(x)[0] * jax.process_count()
+        if count % ways:
             raise ValueError(
-                f"a batch of {rows} rows ({name!r}) does not divide over mesh axis "
-                f"'batch' of size {ways}: {rows} = {ways}·{rows // ways} + {rows % ways}"
+                f"a batch of {count} rows ({name!r}) does not divide over mesh axis "
+                f"{rows!r} of size {ways}: {count} = {ways}·{count // ways} + {count % ways}"
             )
+    sharding = NamedSharding(mesh, P(rows))
     if jax.process_count() == 1:
         return jax.device_put(batch, sharding)
     put = lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x))
     return jax.tree.map(put, batch)
 
 
-ROWS = P("batch")
-DATA = dict(
-    BTX=ROWS, BTD=ROWS, BD=ROWS, BTSHK=ROWS, BTHK=ROWS, BTF=ROWS, BC=ROWS,
-    BT=ROWS, BTV=ROWS,
-)
-TENSOR = DATA | dict(
-    BTSHK=P("batch", None, None, "model"),
-    BTHK=P("batch", None, "model"),
-    BTF=P("batch", None, "model"),
-    DSHK=P(None, None, "model"),
-    SHK=P(None, "model"),
-    HKD=P("model"),
-    DF=P(None, "model"),
-    F=P("model"),
-    FD=P("model"),
-    BTV=P("batch", None, "model"),
-    VD=P("model"),
-    DV=P(None, "model"),
-    V=P("model"),
-)
-FULL = TENSOR | dict(
-    XD=P(None, "batch"),
-    TD=P(None, "batch"),
-    D=P("batch"),
-    DSHK=P("batch", None, "model"),
-    HKD=P("model", None, "batch"),
-    DF=P("batch", "model"),
-    FD=P("model", "batch"),
-    DC=P("batch"),
-    VD=P("model", "batch"),
-    DV=P("batch", "model"),
-)
+LETTERS = "BTSHKDFXCV"  # dimensions of this book's models; `also` adds others
 
 
-class Layout:
-    """How a table of layouts is used: letters in, arrays laid out accordingly."""
+def axes_of(rule):
+    """The mesh axes of a rule: None is no axis, a name is one, a tuple is several."""
+    return (rule,) if isinstance(rule, str) else tuple(rule or ())
 
-    def spec(self, letters):
-        """Where the tensor of these letters is stored; KeyError if unknown."""
-        if letters not in self.__dataclass_fields__:
-            known = ", ".join(self.__dataclass_fields__)
-            raise KeyError(f"no tensor {letters!r} in this table of {known}")
-        return getattr(self, letters)
 
-    def use(self, letters, x, dtype):
-        """A parameter as products need it: in dtype, and whole along "batch"."""
-        spec, x = self.spec(letters), x.astype(dtype)
-        if "batch" not in spec or letters.startswith("B"):
-            return x
-        return pin(x, P(*(None if axis == "batch" else axis for axis in spec)))
+def spec_of(letters, rules):
+    """The PartitionSpec of a tensor with these dimensions, by one rule per letter.
 
-    def einsum(self, pattern, x, w):
-        """einsum of activation x and parameter w; the letters say the layouts.
-
-        On an Explicit mesh the result's layout is part of its type, on Auto it
-        is a constraint, without a mesh nothing. w is cast to the dtype of x.
-        """
-        operands, out = pattern.split("->")
-        w, spec = self.use(operands.split(",")[1], w, x.dtype), self.spec(out)
-        if on_explicit_mesh():
-            return jnp.einsum(pattern, x, w, out_sharding=spec)
-        return pin(jnp.einsum(pattern, x, w), spec)
+    A mesh axis can split one dimension of a tensor only: the last that asks for it. Axes that are
+    manual in an enclosing shard_map are left out: there an array is one device's part already.
+    Raises KeyError for a letter without a rule.
+    """
+    taken, spec = set(jax.sharding.get_abstract_mesh().manual_axes), []
+    for letter in reversed(letters):
+        if letter not in rules:
+            raise KeyError(f"no rule for dimension {letter} of {letters}: rules exist for "
+                           f"{', '.join(sorted(rules))}; also({letter}=None) adds one")
+        axes = tuple(axis for axis in axes_of(rules[letter]) if axis not in taken)
+        taken.update(axes)
+        spec.insert(0, axes[0] if len(axes) == 1 else axes or None)
+    while spec and spec[-1] is None:
+        spec.pop()
+    return P(*spec)
 
 
 @dataclass(frozen=True)
-class Sharding(Layout):
-    """On which mesh axes every kind of tensor is split; a field is its letters.
+class Sharding:
+    """Over which mesh axes each dimension is split: one rule per letter.
 
-    B batch, T tokens, D embed, F hidden, H heads, K head size, C classes,
-    S the three of query, key and value, X the numbers in one patch, V vocabulary.
-    Letters that begin with B are activations, the others are parameters.
-    A parameter split over "batch" is gathered just before it is used.
+    A rule is a mesh axis, a tuple of axes, or None. activations, parameters: {letter: rule}; a
+    letter of LETTERS that is not named is not split. B batch, T tokens, S the three of query, key
+    and value, H heads, K head size, D embed, F hidden, X numbers in a patch, C classes, V
+    vocabulary. A parameter is used as an activation of its letters lies: what only `parameters`
+    split is gathered before.
 
-    The rows: none() splits nothing. data_parallel(): all parameters everywhere,
-    each device its rows of the batch. tensor_parallel(): heads and hidden units
-    over "model" too, column then row (Shoeybi et al. 2019). fully_sharded():
-    every D of a parameter over "batch" as well, as ZeRO stage 3 stores them
-    (Rajbhandari 2020); gathered once per step, and kept for the backward pass.
+    none() splits nothing; data_parallel() splits the batch; tensor_parallel() heads, hidden units
+    and vocabulary over "model" too, column then row (Shoeybi et al. 2019); fully_sharded() every D
+    of a parameter over "batch" as well, as ZeRO stage 3 stores them (Rajbhandari 2020), gathered
+    once per step and kept for the backward pass.
     """
 
-    BTX: P = P()  # activations
-    BTD: P = P()
-    BD: P = P()
-    BTSHK: P = P()
-    BTHK: P = P()
-    BTF: P = P()
-    BC: P = P()
-    BT: P = P()
-    BTV: P = P()
-    XD: P = P()  # parameters
-    TD: P = P()
-    D: P = P()
-    DSHK: P = P()
-    SHK: P = P()
-    HKD: P = P()
-    DF: P = P()
-    F: P = P()
-    FD: P = P()
-    DC: P = P()
-    C: P = P()
-    VD: P = P()
-    DV: P = P()
-    V: P = P()
+    activations: Mapping = FrozenDict()
+    parameters: Mapping = FrozenDict()
 
-    none = classmethod(lambda table: table())
-    data_parallel = classmethod(lambda table: table(**DATA))
-    tensor_parallel = classmethod(lambda table: table(**TENSOR))
-    fully_sharded = classmethod(lambda table: table(**FULL))
+    def __post_init__(self):
+        for name in ("activations", "parameters"):
+            rules = dict.fromkeys(LETTERS) | dict(getattr(self, name))
+            object.__setattr__(self, name, FrozenDict(rules))
+
+    def activation(self, letters):
+        """Where an activation of these letters lies; KeyError for an unknown letter."""
+        return spec_of(letters, self.activations)
+
+    def parameter(self, letters):
+        """Where a parameter of these letters is stored; KeyError for an unknown letter."""
+        return spec_of(letters, self.parameters)
+
+    def gather(self, letters, w, dtype):
+        """A parameter as a product needs it: in dtype, gathered where only parameters are split."""
+        return jax.reshard(w.astype(dtype), self.activation(letters))
+
+    def also(self, activations=(), parameters=(), **both):
+        """These rules and more: for both kinds by letter, or for one of them; the new one wins."""
+        return replace(
+            self, activations=dict(self.activations) | both | dict(activations),
+            parameters=dict(self.parameters) | both | dict(parameters),
+        )
+
+    @classmethod
+    def none(cls):
+        return cls()
+
+    @classmethod
+    def data_parallel(cls):
+        return cls({"B": "batch"})
+
+    @classmethod
+    def tensor_parallel(cls):
+        return cls.data_parallel().also(H="model", F="model", V="model")
+
+    @classmethod
+    def fully_sharded(cls):
+        return cls.tensor_parallel().also(parameters={"D": "batch"})
 
 
-def as_in_the_sources():
-    """The layout of the sources as far as labels say it, for Auto meshes: a Sharding.
+def shard_map_over_the_rest(function, in_specs, out_specs):
+    """shard_map over all axes of the current mesh that no enclosing shard_map is manual over.
 
-    The MLP, the head, biases and norms are split on their last axis, attention's kernels on their
-    second (HKD: inside the heads); of activations only rows.
+    Where it stands inside another one, JAX cannot take its gradient: give it a custom_vjp.
     """
-    free = P.UNCONSTRAINED
-    return Sharding(
-        DSHK=P(None, None, "model"), SHK=P(None, "model"),
-        HKD=P(None, "model"), DF=P(None, "model"), FD=P(None, "model"),
-        D=P("model"), F=P("model"), DC=P(None, "model"), C=P("model"),
-        BTX=P("batch"), BTD=P("batch", free, free), BD=P("batch", free),
-        BTSHK=P("batch", *[free] * 4), BTHK=P("batch", *[free] * 3),
-        BTF=P("batch", free, free), BC=P("batch", free),
-    )
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = set(mesh.axis_names) - set(mesh.manual_axes)
+    if not axes:
+        return function
+    return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=axes)
 
 
-def check_split(letters, shape, spec, mesh=None):
-    """ValueError unless this mesh (default: the current one) can split the shape so."""
-    mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
-    for letter, size, axis in zip(letters, shape, spec):
-        for name in (axis,) if isinstance(axis, str) else axis or ():
+def check_split(letters, shape, spec):
+    """ValueError unless the current mesh is an Explicit one that can split the shape so."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or AxisType.Auto in mesh.axis_types:
+        found = f"an Auto mesh, {tuple(mesh.shape)}" if mesh.shape else "no mesh"
+        raise ValueError(
+            f"{letters}{tuple(shape)} needs an Explicit mesh around it, as in "
+            f"`with jax.set_mesh(make_mesh((1, 1))):`; found {found}"
+        )
+    for letter, size, rule in zip(letters, shape, spec):
+        for name in axes_of(rule):
             if name not in mesh.shape:
-                found = f"the mesh has {tuple(mesh.shape)}" if mesh.shape else "there is no mesh"
                 raise ValueError(
-                    f"{letters}{tuple(shape)} is to be split over mesh axis {name!r}, but {found}"
+                    f"{letters}{tuple(shape)} is to be split over mesh axis {name!r}, but "
+                    f"the mesh has {tuple(mesh.shape)}"
                 )
             if size % mesh.shape[name]:
                 raise ValueError(

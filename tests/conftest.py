@@ -2,6 +2,8 @@
 import jax
 import pytest
 
+from meshbook.sharding import make_mesh
+
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 
@@ -16,3 +18,10 @@ def browser():
         browser = playwright.chromium.launch(executable_path=CHROMIUM)
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def one_device():
+    """A mesh of one device around a test, for models that are called by themselves."""
+    with jax.set_mesh(make_mesh((1, 1))):
+        yield

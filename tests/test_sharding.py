@@ -1,13 +1,13 @@
-"""Meshes, the table of layouts, and what they say of input that does not fit."""
+"""Meshes, the sharding rules, and what they say of input that does not fit."""
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec as P
 
-from meshbook.sharding import Sharding, check_split, make_mesh, pin, place
+from meshbook.sharding import Sharding, check_split, make_mesh, place
 
-ROWS = ("none", "data_parallel", "tensor_parallel", "fully_sharded")
+PRESETS = ("none", "data_parallel", "tensor_parallel", "fully_sharded")
 
 
 def test_a_mesh_is_explicit_unless_it_is_told_otherwise():
@@ -45,40 +45,82 @@ def test_rows_that_do_not_divide():
 
 
 def test_a_mesh_without_a_batch_axis():
-    with pytest.raises(ValueError, match="axis 'batch'; found .*'rows'"):
+    with pytest.raises(ValueError, match="mesh axis 'batch'; the mesh has .*'rows'"):
         place({"inputs": np.zeros((8, 3))}, make_mesh((8,), ("rows",)))
 
 
-@pytest.mark.parametrize("axis_types", [AxisType.Explicit, AxisType.Auto])
-@pytest.mark.parametrize("row", ROWS)
-def test_a_product_has_the_layout_of_its_letters(row, axis_types):
-    table, mesh = getattr(Sharding, row)(), make_mesh((4, 2), axis_types=axis_types)
+@pytest.mark.parametrize("row", PRESETS)
+def test_a_product_has_the_layout_of_its_letters(row):
+    rules, mesh = getattr(Sharding, row)(), make_mesh((4, 2))
     random = np.random.default_rng(0)
     x = random.normal(size=(8, 3, 16)).astype(np.float32)
     w = random.normal(size=(16, 32)).astype(np.float32)
     with jax.set_mesh(mesh):
-        x_BTD, w_DF = pin(jnp.asarray(x), table.BTD), pin(jnp.asarray(w), table.DF)
-        h_BTF = jax.jit(lambda x, w: table.einsum("BTD,DF->BTF", x, w))(x_BTD, w_DF)
-    expected = jax.sharding.NamedSharding(mesh, table.BTF)
+        x_BTD = jax.reshard(x, rules.activation("BTD"))
+        w_DF = jax.reshard(w, rules.parameter("DF"))
+        h_BTF = jnp.einsum("BTD,DF->BTF", x_BTD, rules.gather("DF", w_DF, x.dtype),
+                           out_sharding=rules.activation("BTF"))
+    expected = jax.sharding.NamedSharding(mesh, rules.activation("BTF"))
     assert h_BTF.sharding.is_equivalent_to(expected, 3)
     np.testing.assert_allclose(h_BTF, x @ w, rtol=1e-4, atol=1e-4)
 
 
-def test_letters_that_the_table_does_not_have():
-    with pytest.raises(KeyError, match="no tensor 'EF' .*DF"):
-        Sharding.none().spec("EF")
+def test_a_letter_without_a_rule():
+    with pytest.raises(KeyError, match=r"no rule for dimension E of EF: .* also\(E=None\) adds one"):
+        Sharding.none().parameter("EF")
+
+
+def test_rules_are_values():
+    one, other = Sharding.fully_sharded(), Sharding.fully_sharded()
+    assert one == other and hash(one) == hash(other)
+    assert one != Sharding.tensor_parallel() and one.also(D="model") != one
+
+
+def test_a_rule_that_is_given_again_replaces_the_old_one():
+    rules = Sharding.fully_sharded().also(D=None, parameters={"F": "batch"})
+    assert (rules.parameter("DF"), rules.activation("BTF")) == (
+        P(None, "batch"), P("batch", None, "model"))
+    assert Sharding.fully_sharded().parameter("DF") == P("batch", "model")  # as it was
+
+
+def test_an_axis_splits_one_dimension_of_a_tensor_the_last_that_asks_for_it():
+    rules = Sharding({"B": ("data", "fsdp"), "T": "model", "F": "model", "D": "fsdp"})
+    assert rules.activation("BTD") == P("data", "model", "fsdp")
+    assert rules.activation("BTF") == P(("data", "fsdp"), None, "model")
+
+
+def test_rules_leave_out_axes_that_are_manual():
+    rules, seen = Sharding.fully_sharded(), []
+
+    def local(x):
+        seen.append((rules.activation("BTF"), rules.parameter("DF")))
+        return x
+
+    x = jnp.ones((8, 8))
+    for manual in ({"batch"}, {"model"}, {"batch", "model"}):
+        jax.shard_map(local, mesh=make_mesh((4, 2)), axis_names=manual, in_specs=P(),
+                      out_specs=P())(x)
+    assert seen == [(P(None, None, "model"), P(None, "model")), (P("batch"), P("batch")),
+                    (P(), P())]
+
+
+def test_rows_are_split_over_several_axes():
+    mesh = make_mesh((2, 2, 2), ("data", "fsdp", "model"))
+    placed = place({"x": np.arange(8)}, mesh, ("data", "fsdp"))["x"]
+    assert [shard.data.tolist() for shard in placed.addressable_shards] == [
+        [row, row + 1] for row in (0, 0, 2, 2, 4, 4, 6, 6)]
+    with pytest.raises(ValueError, match="6 rows .* of size 4: 6 = 4·1 .* 2"):
+        place({"x": np.arange(6)}, mesh, ("data", "fsdp"))
 
 
 def test_an_axis_that_the_mesh_does_not_have():
     with pytest.raises(ValueError, match="mesh axis 'model', but the mesh has .*'rows'"):
-        check_split("DF", (8, 8), P(None, "model"), make_mesh((8,), ("rows",)))
+        with jax.set_mesh(make_mesh((8,), ("rows",))):
+            check_split("DF", (8, 8), P(None, "model"))
 
 
 def test_a_size_that_the_mesh_cannot_divide():
     with pytest.raises(ValueError, match=r"DF\(8, 6\): F=6 does not divide .*'model' of size 4"):
-        check_split("DF", (8, 6), P(None, "model"), make_mesh((2, 4)))
+        with jax.set_mesh(make_mesh((2, 4))):
+            check_split("DF", (8, 6), P(None, "model"))
 
-
-def test_a_split_without_a_mesh():
-    with pytest.raises(ValueError, match="axis 'model', but there is no mesh"):
-        check_split("DF", (8, 8), P(None, "model"))

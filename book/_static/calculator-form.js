@@ -8,7 +8,7 @@
     inputs: ["inputs", "#858585"], activations: ["activations", "#d55e00"],
     logits: ["logits, and what the loss keeps", "#e69f00"], gradients: ["gradients", "#c2689a"],
   };
-  const ROWS = {data_parallel: "data parallel", tensor_parallel: "tensor parallel",
+  const PRESETS = {data_parallel: "data parallel", tensor_parallel: "tensor parallel",
                 fully_sharded: "fully sharded"};
   const SIZES = {
     ViT: {image: 32, patch: 4, classes: 10, embed: 384, hidden: 1536, heads: 8, layers: 6},
@@ -18,9 +18,9 @@
     image: "Image, pixels a side", patch: "Patch, pixels a side", classes: "Classes C",
     vocabulary: "Vocabulary", tokens: "Tokens T", embed: "Embed D", hidden: "Hidden F",
     heads: "Heads H", layers: "Layers L", batch: "Batch, all devices",
-    rows: "Mesh: batch", across: "Mesh: model", row: "Sharding", device: "Device", model: "Model",
+    rows: "Mesh: batch", across: "Mesh: model", preset: "Sharding", device: "Device", model: "Model",
   };
-  const START = {model: "ViT", device: "TPU v5e", row: "tensor_parallel", rows: 4, across: 2,
+  const START = {model: "ViT", device: "TPU v5e", preset: "tensor_parallel", rows: 4, across: 2,
                  batch: 8192};
 
   const element = (tag, properties = {}, ...children) => {
@@ -126,7 +126,7 @@
     const form = element("form", {className: "calculator-form"},
       element("fieldset", {}, element("legend", {}, "What and where"),
         field("model", select("model", {ViT: "ViT", MiniGPT: "MiniGPT"})),
-        field("row", select("row", ROWS)), field("device", select("device", names)),
+        field("preset", select("preset", PRESETS)), field("device", select("device", names)),
         field("rows", number("rows", 4)), field("across", number("across", 2)),
         field("batch", number("batch", 1024))), sizes);
     const output = element("div", {className: "calculator-output"});
@@ -142,14 +142,14 @@
         ([name, value]) => field(name, number(name, chosen[name] || value))));
     };
     const read = () => {
-      const {model, row, device, ...numbers} = Object.fromEntries(new FormData(form));
+      const {model, preset, device, ...numbers} = Object.fromEntries(new FormData(form));
       for (const [name, text] of Object.entries(numbers)) {
         numbers[name] = Number(text);
         if (!Number.isInteger(numbers[name]) || numbers[name] < 1)
           throw new RangeError(`${LABELS[name]} is a whole number from 1; found ${text || "nothing"}`);
       }
       const {rows, across, batch, ...own} = numbers;
-      return {model, row, rows, across, batch, sizes: own, device: devices[device]};
+      return {model, preset, rows, across, batch, sizes: own, device: devices[device]};
     };
     const update = () => {
       try {

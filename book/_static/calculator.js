@@ -77,7 +77,7 @@ const meshbook = (() => {
 
   const MODELS = {ViT: vit, MiniGPT: gpt};
 
-  const check = (c, {batch, rows, across, row, ways, shards}) => {
+  const check = (c, {batch, rows, across, preset, ways, shards}) => {
     const sizes = [
       ["batch", batch, rows, "batch"], ["heads", c.heads, ways, "model"],
       ["hidden", c.hidden, ways, "model"], ["embed", c.embed, shards, "batch"],
@@ -92,14 +92,14 @@ const meshbook = (() => {
           : `${name}=${size} is not a multiple of ${name === "image" ? "patch" : "heads"}=${parts}`);
   };
 
-  // choice: {model, sizes, row, rows, across, batch, device: {flops, memory, bandwidth,
+  // choice: {model, sizes, preset, rows, across, batch, device: {flops, memory, bandwidth,
   // links, link}}; traffic: [kind, axis, result bytes, wire bytes]
   const estimate = choice => {
-    const {model, row, rows, across, batch, device} = choice;
+    const {model, preset, rows, across, batch, device} = choice;
     const of = MODELS[model], c = of.complete(choice.sizes);
-    const ways = row === "data_parallel" ? 1 : across;
-    const shards = row === "fully_sharded" ? rows : 1;
-    check(c, {batch, rows, across, row, ways, shards});
+    const ways = preset === "data_parallel" ? 1 : across;
+    const shards = preset === "fully_sharded" ? rows : 1;
+    check(c, {batch, rows, across, preset, ways, shards});
     const own = batch / rows;
     const parameters = 4 * of.parameters(c, ways, shards);
     const away = of.parameters(c, ways, 1) - of.parameters(c, ways, shards);

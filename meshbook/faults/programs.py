@@ -24,8 +24,8 @@ class Fault:
 
 BY_HAND, ACCUMULATED = right_programs.right_by_hand, right_programs.right_accumulated
 FAULTS = (
-    Fault("a changed row of the table", "w_out split by columns, as w_in is",
-          ("sharded", "communicates"), wrong.changed_row),
+    Fault("a changed spec", "w_out split by columns, as w_in is",
+          ("sharded", "communicates"), wrong.changed_spec),
     Fault("an annotation without effect", "Flax was told to split the weights, and made a note",
           ("sharded", "communicates", "divided"), wrong.idle_annotation),
     Fault("a moment that is not split", "zeros_like of an array that was not yet on the mesh",

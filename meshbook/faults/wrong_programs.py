@@ -34,8 +34,8 @@ def _hand(local, check_vma=True, **changes):
 
 # Where things live --------------------------------------------------------------------------------
 
-def changed_row():
-    """`w_out` split by columns, like `w_in`: one row of the table is wrong."""
+def changed_spec():
+    """`w_out` split by columns, like `w_in`: one spec is wrong."""
     return _auto(specs={**SPECS, "w_out": P(None, "model")})
 
 

@@ -257,7 +257,7 @@ def _check_all_counted(program, seen):
             continue
         inside = list(_inside(program, computation, name))
         if not any(seen.get(each) for each in inside) and any(
-                _computes(program.computations[where][each].opcode) for where, each in inside):
+                _computes(program.computations[where][each]) for where, each in inside):
             raise ValueError(
                 f"work counted nothing for {instruction.op_name}, of which %{name} in "
                 f"%{computation} is left: expected a matmul or a convolution, or a multiply or a "
@@ -272,5 +272,9 @@ def _inside(program, computation, name):
             yield from _inside(program, inner, each)
 
 
-def _computes(opcode):
-    return opcode not in opcodes.MOVING | opcodes.COLLECTIVE | opcodes.WALKED
+def _computes(instruction):
+    """Whether it is arithmetic on elements; on a single whole number it is that of an index."""
+    shape = instruction.shape
+    if isinstance(shape, module.Shape) and shape.size == 1 and shape.dtype[0] in "su":
+        return False
+    return instruction.opcode not in opcodes.MOVING | opcodes.COLLECTIVE | opcodes.WALKED

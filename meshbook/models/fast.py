@@ -53,8 +53,10 @@ class ClassAttention(Attention):
     def some(self, x_BTD, part):
         """Some of the three of query, key and value: (B, T, S, H, K)."""
         w_DSHK, b_SHK = self.w_qkv_DSHK[...][:, part], self.b_qkv_SHK[...][part]
-        y_BTSHK = self.sharding.einsum("BTD,DSHK->BTSHK", x_BTD, w_DSHK)
-        return y_BTSHK + self.sharding.use("SHK", b_SHK, x_BTD.dtype)
+        s, dtype = self.sharding, x_BTD.dtype
+        y_BTSHK = jnp.einsum("BTD,DSHK->BTSHK", x_BTD, s.gather("DSHK", w_DSHK, dtype),
+                             out_sharding=s.activation("BTSHK"))
+        return y_BTSHK + s.gather("SHK", b_SHK, dtype)
 
 
 def dropout_by_bytes(x, rate, key):
@@ -72,14 +74,9 @@ class BytesMLP(MLP):
     """The MLP with dropout by bytes; for one device."""
 
     def __call__(self, x_BTD, key=None):
-        s, dtype = self.sharding, x_BTD.dtype
-        h_BTF = s.einsum("BTD,DF->BTF", x_BTD, self.w_in_DF[...])
-        h_BTF = jax.nn.gelu(h_BTF + s.use("F", self.b_in_F[...], dtype))
         first, second = keys_for(key, 2)
-        h_BTF = dropout_by_bytes(h_BTF, self.rate, first)
-        y_BTD = s.einsum("BTF,FD->BTD", h_BTF, self.w_out_FD[...])
-        y_BTD = y_BTD + s.use("D", self.b_out_D[...], dtype)
-        return dropout_by_bytes(y_BTD, self.rate, second)
+        h_BTF = dropout_by_bytes(jax.nn.gelu(self.widen(x_BTD)), self.rate, first)
+        return dropout_by_bytes(self.narrow(h_BTF), self.rate, second)
 
 
 class LastBlock(Block):

@@ -16,7 +16,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from meshbook.models.losses import cut, mean_over_devices, scaled, split_of
+from meshbook.models.losses import cut, mean_over_devices, split_of
 from meshbook.models.minigpt import MASKED
 
 CHUNK = 4096  # tokens of one device whose odds are there at once
@@ -33,11 +33,11 @@ def one_pass_cross_entropy(
     logit is 0.004 above the label's.
     """
     settings = split_of(sharding), vocabulary, make_odds or plain_odds
-    sums = partial(one_pass_sums, settings, chunk)
-    return mean_over_devices(sums, sharding, hidden_BTD, w_DV, b_V, labels_BT, weight_BT)
+    return mean_over_devices(
+        partial(one_pass_sums, settings, chunk), partial(sums_and_products, settings, chunk),
+        sharding, hidden_BTD, w_DV, b_V, labels_BT, weight_BT)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def one_pass_sums(settings, chunk, h_nD, w_Dv, b_v, labels_n, weight_n):
     """Sums over this device's tokens: (loss, right answers), weighted."""
     def turn(sums, part):
@@ -64,9 +64,6 @@ def sums_and_products(settings, chunk, h_nD, w_Dv, b_v, labels_n, weight_n):
     (loss, right, dw_Dv, db_v), dh_cnD = jax.lax.scan(turn, start, parts)
     dh_nD = dh_cnD.reshape(-1, h_nD.shape[-1])[:len(h_nD)]
     return (loss, right), (dh_nD, dw_Dv.astype(w_Dv.dtype), db_v.astype(b_v.dtype))
-
-
-one_pass_sums.defvjp(sums_and_products, partial(scaled, None))
 
 
 def odds(axis, vocabulary, make_odds, w_Dv, b_v, h_nD, labels_n, weight_n):

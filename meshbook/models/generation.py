@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshbook.sharding import inside, pin, place
 
 
 def generate(state, prompts, length, key, **choice):
@@ -46,23 +45,25 @@ def stream(
     program, params = state.program, state.params
     config = program.model(params).config
     check(config, prompts, length, temperature, top_k, top_p, piece)
-    rows = 1 if program.mesh is None else program.mesh.shape["batch"]
+    ways = program.ways
     texts = [list(prompt) for prompt in prompts]
-    alive = [True] * len(texts) + [False] * (-len(texts) % rows)
-    texts += [[0]] * (-len(texts) % rows)  # rows that make the batch divide
+    alive = [True] * len(texts) + [False] * (-len(texts) % ways)
+    texts += [[0]] * (-len(texts) % ways)  # rows that make the batch divide
     chances = np.float32(temperature), np.float32(1 if top_p is None else top_p)
     column, done = config.tokens + 1, 0
     while done < length and any(alive):
         if column > config.tokens:
             tokens_BT, first_B, column = laid_out(texts, alive, config.tokens)
-            where = place({"tokens": tokens_BT, "first": first_B}, program.mesh)
-            memory = prefill(program, params, **where, column=column)
+            where = program.place({"tokens": tokens_BT, "first": first_B})
+            with jax.set_mesh(program.mesh):
+                memory = prefill(program, params, **where, column=column)
         steps = min(piece, length - done, config.tokens + 1 - column)
-        written_BT, memory = decode(
-            program, top_k, top_p is not None, params, memory, where["first"],
-            np.array(alive), column, done, steps,
-            -1 if stop is None else stop, key, *chances,
-        )
+        with jax.set_mesh(program.mesh):
+            written_BT, memory = decode(
+                program, top_k, top_p is not None, params, memory,
+                where["first"], np.array(alive), column, done, steps,
+                -1 if stop is None else stop, key, *chances,
+            )
         new = [row[:steps] for row in np.asarray(written_BT).tolist()]
         for at, row in enumerate(new):
             ends = stop in row
@@ -138,21 +139,22 @@ def laid_out(texts, alive, window):
 @partial(jax.jit, static_argnums=0)
 def prefill(program, params, tokens, first, column):
     """Keys and values of all blocks, and the last column's logits (B, V)."""
-    with inside(program.mesh):
-        model = program.model(params)
-        c, s = model.config, model.sharding
-        shape = len(tokens), c.tokens, c.heads, c.head_size
-        empty = pin(jnp.zeros(shape, c.dtype), s.BTHK).swapaxes(1, 2)
-        cache = [(empty, empty)] * c.layers
-        tokens_BT, first_B = pin(tokens, s.BT), pin(first, s.BT)
-        x_BTD, cache = model.extend(tokens_BT, cache, 0, first_B)
-        last = jax.lax.dynamic_slice_in_dim(x_BTD, column - 1, 1, axis=1)
-        return cache, logits(model, last)
+    model = program.model(params)
+    c, s = model.config, model.sharding
+    shape = len(tokens), c.tokens, c.heads, c.head_size
+    empty = jax.reshard(jnp.zeros(shape, c.dtype), s.activation("BTHK"))
+    cache = [(empty.swapaxes(1, 2),) * 2] * c.layers
+    rows = s.activation("B")
+    tokens_BT, first_B = jax.reshard(tokens, rows), jax.reshard(first, rows)
+    x_BTD, cache = model.extend(tokens_BT, cache, 0, first_B)
+    last = jax.lax.dynamic_slice_in_dim(x_BTD, column - 1, 1, axis=1)
+    return cache, logits(model, last)
 
 
 def logits(model, x_BTD):
     """Logits (B, V) of one column in float32, whole along "model"."""
-    return pin(model.head(x_BTD)[:, 0].astype(jnp.float32), model.sharding.BD)
+    logits_BV = model.head(x_BTD)[:, 0].astype(jnp.float32)
+    return jax.reshard(logits_BV, model.sharding.activation("BD"))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=4)
@@ -165,35 +167,34 @@ def decode(
     Ends after `steps`, or when no row is alive. nucleus: whether top_p is
     asked for.
     """
-    with inside(program.mesh):
-        model = program.model(params)
-        s, rows = model.sharding, len(first)
-        first_B = pin(first, s.BT)
+    model = program.model(params)
+    split, rows = model.sharding.activation("B"), len(first)
+    first_B = jax.reshard(first, split)
 
-        def goes_on(carry):
-            step, alive_B, *_ = carry
-            return (step < steps) & alive_B.any()
+    def goes_on(carry):
+        step, alive_B, *_ = carry
+        return (step < steps) & alive_B.any()
 
-        def turn(carry):
-            step, alive_B, written_BW, cache, logits_BV = carry
-            now = jax.random.fold_in(key, done + step)
-            chance_B = pin(jax.random.uniform(now, (rows,)), s.BT)
-            token_B = draw(
-                logits_BV, chance_B, temperature, top_p, top_k, nucleus
-            )
-            written_BW = jax.lax.dynamic_update_slice_in_dim(
-                written_BW, token_B[:, None], step, axis=1
-            )
-            x_BTD, cache = model.extend(
-                token_B[:, None], cache, column + step, first_B
-            )
-            alive_B = alive_B & (token_B != stop)
-            return step + 1, alive_B, written_BW, cache, logits(model, x_BTD)
+    def turn(carry):
+        step, alive_B, written_BW, cache, logits_BV = carry
+        now = jax.random.fold_in(key, done + step)
+        chance_B = jax.reshard(jax.random.uniform(now, (rows,)), split)
+        token_B = draw(
+            logits_BV, chance_B, temperature, top_p, top_k, nucleus
+        )
+        written_BW = jax.lax.dynamic_update_slice_in_dim(
+            written_BW, token_B[:, None], step, axis=1
+        )
+        x_BTD, cache = model.extend(
+            token_B[:, None], cache, column + step, first_B
+        )
+        alive_B = alive_B & (token_B != stop)
+        return step + 1, alive_B, written_BW, cache, logits(model, x_BTD)
 
-        written_BW = jnp.zeros((rows, model.config.tokens), jnp.int32)
-        start = 0, pin(alive, s.BT), pin(written_BW, s.BT), *memory
-        _, _, written_BW, *memory = jax.lax.while_loop(goes_on, turn, start)
-        return written_BW, tuple(memory)
+    written_BW = jnp.zeros((rows, model.config.tokens), jnp.int32)
+    start = 0, jax.reshard(alive, split), jax.reshard(written_BW, split), *memory
+    _, _, written_BW, *memory = jax.lax.while_loop(goes_on, turn, start)
+    return written_BW, tuple(memory)
 
 
 def draw(logits_BV, chance_B, temperature, top_p, top_k=None, nucleus=False):

@@ -10,13 +10,18 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn import initializers as init
 
-from meshbook.sharding import check_split, on_explicit_mesh
+from meshbook.sharding import check_split
 
 
 class Sizes:
     """What the configs of both models check, and what follows from their sizes."""
 
     def __post_init__(self):
+        for name in ("embed", "hidden", "heads", "layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name} is a number from 1; found {getattr(self, name)}"
+                )
         if self.embed % self.heads:
             raise ValueError(
                 f"embed D={self.embed} does not divide into {self.heads} heads"
@@ -33,22 +38,21 @@ class Sizes:
 
 
 def parameter(letters, shape, initializer, rngs, config, sharding):
-    """One parameter, created where the table says that it lives."""
-    spec = sharding.spec(letters)
+    """One parameter, created where the rules say that it lives."""
+    spec = sharding.parameter(letters)
     check_split(letters, shape, spec)
-    layout = {"out_sharding": spec} if any(spec) else {}
-    where = layout if on_explicit_mesh() else {}
-    value = initializer(rngs.params(), shape, config.param_dtype, **where)
-    return nnx.Param(value, **layout)
+    value = initializer(
+        rngs.params(), shape, config.param_dtype, out_sharding=spec
+    )
+    return nnx.Param(value, out_sharding=spec)
 
 
 def dropout(x, rate, key):
     """x with a share of its numbers 0 and the rest scaled up; no key: x."""
     if key is None or rate == 0:
         return x
-    layout = jax.typeof(x).sharding
-    where = {} if layout.mesh.empty else {"out_sharding": layout}
-    keep = jax.random.uniform(key, x.shape, **where) >= rate
+    split = jax.typeof(x).sharding
+    keep = jax.random.uniform(key, x.shape, out_sharding=split) >= rate
     return jnp.where(keep, x / (1 - rate), 0).astype(x.dtype)
 
 
@@ -75,8 +79,8 @@ class Norm(nnx.Module):
         x = x_BTD.astype(jnp.float32)
         mean = x.mean(-1, keepdims=True)
         var = jnp.square(x - mean).mean(-1, keepdims=True)
-        scale_D = self.sharding.use("D", self.scale_D[...], x.dtype)
-        bias_D = self.sharding.use("D", self.bias_D[...], x.dtype)
+        scale_D = self.sharding.gather("D", self.scale_D[...], x.dtype)
+        bias_D = self.sharding.gather("D", self.bias_D[...], x.dtype)
         y = (x - mean) * jax.lax.rsqrt(var + 1e-6) * scale_D + bias_D
         return y.astype(x_BTD.dtype)
 
@@ -100,16 +104,20 @@ class Attention(nnx.Module):
 
     def heads(self, x_BTD):
         """Queries, keys and values of every token: (B, T, H, K) each."""
-        s = self.sharding
-        qkv = s.einsum("BTD,DSHK->BTSHK", x_BTD, self.w_qkv_DSHK[...])
-        qkv = qkv + s.use("SHK", self.b_qkv_SHK[...], x_BTD.dtype)
+        s, dtype = self.sharding, x_BTD.dtype
+        w_DSHK = s.gather("DSHK", self.w_qkv_DSHK[...], dtype)
+        qkv = jnp.einsum("BTD,DSHK->BTSHK", x_BTD, w_DSHK,
+                         out_sharding=s.activation("BTSHK"))
+        qkv = qkv + s.gather("SHK", self.b_qkv_SHK[...], dtype)
         return qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
 
     def join(self, y_BTHK):
         """What the heads found, brought together: (B, T, H, K) to (B, T, D)."""
-        s = self.sharding
-        y_BTD = s.einsum("BTHK,HKD->BTD", y_BTHK, self.w_out_HKD[...])
-        return y_BTD + s.use("D", self.b_out_D[...], y_BTHK.dtype)
+        s, dtype = self.sharding, y_BTHK.dtype
+        w_HKD = s.gather("HKD", self.w_out_HKD[...], dtype)
+        y_BTD = jnp.einsum("BTHK,HKD->BTD", y_BTHK, w_HKD,
+                           out_sharding=s.activation("BTD"))
+        return y_BTD + s.gather("D", self.b_out_D[...], dtype)
 
     def __call__(self, x_BTD):
         q_BTHK, k_BTHK, v_BTHK = self.heads(x_BTD)
@@ -129,12 +137,23 @@ class MLP(nnx.Module):
         self.b_out_D = make("D", (D,), init.zeros)
         self.sharding, self.rate = sharding, config.dropout
 
-    def __call__(self, x_BTD, key=None):
+    def widen(self, x_BTD):
+        """The hidden units before their activation function: (B, T, F)."""
         s, dtype = self.sharding, x_BTD.dtype
-        h_BTF = s.einsum("BTD,DF->BTF", x_BTD, self.w_in_DF[...])
-        h_BTF = jax.nn.gelu(h_BTF + s.use("F", self.b_in_F[...], dtype))
+        w_DF = s.gather("DF", self.w_in_DF[...], dtype)
+        h_BTF = jnp.einsum("BTD,DF->BTF", x_BTD, w_DF,
+                           out_sharding=s.activation("BTF"))
+        return h_BTF + s.gather("F", self.b_in_F[...], dtype)
+
+    def narrow(self, h_BTF):
+        """What hidden units add up to: (B, T, D)."""
+        s, dtype = self.sharding, h_BTF.dtype
+        w_FD = s.gather("FD", self.w_out_FD[...], dtype)
+        y_BTD = jnp.einsum("BTF,FD->BTD", h_BTF, w_FD,
+                           out_sharding=s.activation("BTD"))
+        return y_BTD + s.gather("D", self.b_out_D[...], dtype)
+
+    def __call__(self, x_BTD, key=None):
         first, second = keys_for(key, 2)
-        h_BTF = dropout(h_BTF, self.rate, first)
-        y_BTD = s.einsum("BTF,FD->BTD", h_BTF, self.w_out_FD[...])
-        y_BTD = y_BTD + s.use("D", self.b_out_D[...], dtype)
-        return dropout(y_BTD, self.rate, second)
+        h_BTF = dropout(jax.nn.gelu(self.widen(x_BTD)), self.rate, first)
+        return dropout(self.narrow(h_BTF), self.rate, second)

@@ -19,7 +19,8 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 from meshbook.models.minigpt import MASKED
-from meshbook.sharding import pin
+from meshbook.sharding import shard_map_over_the_rest
+from meshbook.training.state import check_labels
 
 CHUNK = 512  # tokens of one device whose logits are there at once
 
@@ -35,53 +36,94 @@ def chunked_cross_entropy(
     a time. A tie for the largest logit counts as right. Not for second
     derivatives.
     """
+    settings = split_of(sharding), vocabulary, chunk
     return mean_over_devices(
-        partial(cross_entropy_sums, split_of(sharding), vocabulary, chunk),
+        partial(cross_entropy_sums, *settings),
+        partial(sums_and_gradients, *settings),
         sharding, hidden_BTD, w_DV, b_V, labels_BT, weight_BT,
     )
 
 
 def split_of(sharding):
     """The mesh axis over which the vocabulary is split, or None."""
-    return sharding.V[0] if sharding.V else None
+    spec = sharding.activation("V")
+    return spec[0] if spec else None
 
 
 def mean_over_devices(
-    sums, sharding, hidden_BTD, w_DV, b_V, labels_BT, weight_BT
+    sums, gradients, sharding, hidden_BTD, w_DV, b_V, labels_BT, weight_BT
 ):
     """Mean loss and accuracy, from the sums over each device's own tokens.
 
     sums(h_nD, w_Dv, b_v, labels_n, weight_n) -> (loss, right answers), over
-    the whole vocabulary where w and b are one device's part of it.
+    the whole vocabulary where w and b are one device's part of it;
+    gradients(the same) -> (sums, the loss's gradients to h, w and b).
     """
     s, dtype = sharding, hidden_BTD.dtype
-    names = tuple(jax.tree.leaves(tuple(s.BT)))  # axes that split the tokens
-    axis = split_of(s)
-    along = () if axis is None else (axis,)
-    given = [] if weight_BT is None else [pin(weight_BT, s.BT)]
-
-    def local(h_bTD, w_Dv, b_v, labels_bT, *given):
-        h_nD, labels_n = h_bTD.reshape(-1, h_bTD.shape[-1]), labels_bT.ravel()
-        one_n = jnp.ones_like(labels_n, jnp.float32)
-        weight_n = given[0].ravel() if given else one_n
-        # what each device adds to these gradients is summed once, later
-        varying = partial(jax.lax.pcast, to="varying")
-        h_nD = varying(h_nD, along)
-        w_Dv, b_v = varying((w_Dv, b_v), names)
-        found = sums(h_nD, w_Dv, b_v, labels_n, weight_n)
-        found = jnp.stack([*found, *(x.sum() for x in given)])
-        return jax.lax.psum(found, names) if names else found
-
-    arguments = [
-        pin(hidden_BTD, s.BTD), s.use("DV", w_DV, dtype),
-        s.use("V", b_V, dtype), pin(labels_BT, s.BT), *given,
-    ]
-    if not jax.sharding.get_abstract_mesh().empty:
-        specs = s.BTD, P(None, axis), P(axis), s.BT, *[s.BT] * len(given)
-        local = jax.shard_map(local, in_specs=specs, out_specs=P())
-    loss, right, *count = local(*arguments)
-    count = count[0] if given else labels_BT.size
+    BT = s.activation("BT")
+    count = labels_BT.size if weight_BT is None else weight_BT.sum()
+    if weight_BT is None:
+        weight_BT = jnp.ones(labels_BT.shape, jnp.float32)
+    arguments = (
+        jax.reshard(hidden_BTD, s.activation("BTD")),
+        s.gather("DV", w_DV, dtype), s.gather("V", b_V, dtype),
+        jax.reshard(labels_BT, BT), jax.reshard(weight_BT, BT),
+    )
+    where = s.activation("BTD"), s.activation("DV"), s.activation("V"), BT, BT
+    loss, right = total((sums, gradients, where), *arguments)
     return loss / count, right / count
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def total(how, *arguments):
+    """Sums over all tokens: (loss, right answers). Its gradient is written out."""
+    sums, _, where = how
+    rows, _ = axes = split_axes(where)
+
+    def local(*tokens):
+        found = sums(*flat(axes, *tokens))
+        return jax.lax.psum(found, rows) if rows else found
+
+    return shard_map_over_the_rest(local, where, (P(), P()))(*arguments)
+
+
+def split_axes(where):
+    """The mesh axes that split the tokens, and those that split the vocabulary."""
+    _, _, V, BT, _ = where
+    return tuple(tuple(jax.tree.leaves(tuple(spec))) for spec in (BT, V))
+
+
+def flat(axes, h_bTD, w_Dv, b_v, labels_bT, weight_bT):
+    """One device's tokens in a row; what each adds to a gradient is its own."""
+    rows, ways = axes
+    varying = partial(jax.lax.pcast, to="varying")
+    h_nD = varying(h_bTD.reshape(-1, h_bTD.shape[-1]), ways)
+    w_Dv, b_v = varying((w_Dv, b_v), rows)
+    return h_nD, w_Dv, b_v, labels_bT.ravel(), weight_bT.ravel()
+
+
+def total_forward(how, *arguments):
+    """The sums and, made on the way, the loss's gradients to hidden, w and b."""
+    _, gradients, where = how
+    rows, ways = axes = split_axes(where)
+
+    def local(h_bTD, *others):
+        found, (dh_nD, *head) = gradients(*flat(axes, h_bTD, *others))
+        if rows:  # the head's gradients are summed once, after the loop
+            found, head = jax.lax.psum((found, head), rows)
+        dh_nD = jax.lax.psum(dh_nD, ways) if ways else dh_nD
+        return found, (dh_nD.reshape(h_bTD.shape), *head)
+
+    specs = (P(), P()), where[:3]
+    return shard_map_over_the_rest(local, where, specs)(*arguments)
+
+
+def total_backward(how, gradients, cotangents):
+    scale = lambda x: (x * cotangents[0]).astype(x.dtype)
+    return *map(scale, gradients), None, None
+
+
+total.defvjp(total_forward, total_backward)
 
 
 def language_loss(
@@ -98,6 +140,7 @@ def language_loss(
     model = program.model(params)
     inputs = program.prepare(batch["inputs"], keys[0])
     documents = batch.get("segments"), batch.get("positions")
+    check_labels(batch["labels"], model.config.vocabulary)
     hidden_BTD = model.hidden(inputs, keys[1], *documents)
     with jax.named_scope("loss"):
         loss, accuracy = cross_entropy(
@@ -108,7 +151,6 @@ def language_loss(
     return loss, {"loss": loss, "accuracy": accuracy}
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def cross_entropy_sums(
     axis, vocabulary, chunk, h_nD, w_Dv, b_v, labels_n, weight_n
 ):
@@ -144,15 +186,6 @@ def sums_and_gradients(
     dh_nD = dh_cnD.reshape(-1, h_nD.shape[-1])[:len(h_nD)]
     dw_Dv, db_v = dw_Dv.astype(w_Dv.dtype), db_v.astype(b_v.dtype)
     return (loss, right), (dh_nD, dw_Dv, db_v)
-
-
-def scaled(axis, vocabulary, chunk, gradients, cotangents):
-    """The gradients times the loss's cotangent; labels have none."""
-    scale = lambda x: (x * cotangents[0]).astype(x.dtype)
-    return *map(scale, gradients), None, None
-
-
-cross_entropy_sums.defvjp(sums_and_gradients, scaled)
 
 
 def cut(chunk, *tokens):

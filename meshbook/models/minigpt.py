@@ -6,18 +6,19 @@ follows the attention and the MLP. Its weights fit here and give the same logits
 """
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.nn import initializers as init
-from jax.sharding import PartitionSpec as P
 
 from meshbook.models.layers import (
     MLP, Attention, Norm, Sizes, dropout, keys_for, parameter
 )
-from meshbook.sharding import Sharding, pin
+from meshbook.sharding import Sharding, axes_of, shard_map_over_the_rest
 
 MASKED = -1e30  # swallows what is added to it; its exp is 0, and never NaN
 LANES = 128  # the vocabulary is padded to a multiple of a TPU's width
@@ -44,7 +45,7 @@ class MiniGPTConfig(Sizes):
     param_dtype: jnp.dtype = jnp.float32
 
     def __post_init__(self):
-        for name in ("vocabulary", "tokens", "layers"):
+        for name in ("vocabulary", "tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(
                     f"{name} is a number from 1; found {getattr(self, name)}"
@@ -65,25 +66,71 @@ def look_up(letters, table, ids_BT, count, dtype, sharding):
     not move. Numbers outside [0, count) give NaN, so that a loss shows them at
     once.
     """
-    table, spec = sharding.use(letters, table, dtype), sharding.spec(letters)
-    axis = spec[0] if spec else None
+    ids_BT = jax.reshard(ids_BT, sharding.activation("BT"))
+    x_BTD = rows_of(
+        (sharding, letters, len(table)), sharding.gather(letters, table, dtype),
+        ids_BT,
+    )
+    known_BT = (ids_BT >= 0) & (ids_BT < count)
+    return jnp.where(known_BT[..., None], x_BTD, jnp.nan)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def rows_of(where, w_VD, ids_BT):
+    """Rows of a table by number; where: (sharding, letters and length of the table).
+
+    Its gradient is written out, because JAX cannot differentiate a shard_map inside
+    another one, where pipelines have it.
+    """
+    sharding, letters, _ = where
+    table = sharding.activation(letters)
 
     def local(w_vD, ids_bT):
-        first = 0 if axis is None else jax.lax.axis_index(axis) * w_vD.shape[0]
-        at = ids_bT - first
+        at, mine = places(table, len(w_vD), ids_bT)
         x_bTD = w_vD.at[at].get(mode="clip", wrap_negative_indices=False)
-        if axis is not None:
-            mine = (at >= 0) & (at < w_vD.shape[0])
-            x_bTD = jax.lax.psum(jnp.where(mine[..., None], x_bTD, 0), axis)
-        known = (ids_bT >= 0) & (ids_bT < count)
-        return jnp.where(known[..., None], x_bTD, jnp.nan)
+        if not table:
+            return x_bTD
+        return jax.lax.psum(jnp.where(mine[..., None], x_bTD, 0), table[0])
 
-    if jax.sharding.get_abstract_mesh().empty:
-        return local(table, ids_BT)
-    rows = sharding.BT
-    return jax.shard_map(
-        local, in_specs=(P(axis), rows), out_specs=sharding.BTD
-    )(table, pin(ids_BT, rows))
+    specs = table, sharding.activation("BT")
+    return shard_map_over_the_rest(local, specs, sharding.activation("BTD"))(
+        w_VD, ids_BT
+    )
+
+
+def places(table, length, ids_bT):
+    """Where in this device's part of a table a number is, and whether it is there."""
+    first = jax.lax.axis_index(table[0]) * length if table else 0
+    at = ids_bT - first
+    return at, (at >= 0) & (at < length)
+
+
+def rows_forward(where, w_VD, ids_BT):
+    return rows_of(where, w_VD, ids_BT), ids_BT
+
+
+def rows_backward(where, ids_BT, dx_BTD):
+    """Each row's gradient: the sum over all places that looked it up."""
+    sharding, letters, length = where
+    table, BT = sharding.activation(letters), sharding.activation("BT")
+    split = tuple(jax.tree.leaves((tuple(table), tuple(BT))))
+
+    def local(ids_bT, dx_bTD):
+        zero_vD = jnp.zeros((length // parts, dx_bTD.shape[-1]), dx_bTD.dtype)
+        zero_vD = jax.lax.pcast(zero_vD, split, to="varying")
+        at, mine = places(table, len(zero_vD), ids_bT)
+        dx_bTD = jnp.where(mine[..., None], dx_bTD, 0)
+        dw_vD = zero_vD.at[at].add(dx_bTD, mode="drop")
+        rows = tuple(jax.tree.leaves(tuple(BT)))
+        return jax.lax.psum(dw_vD, rows) if rows else dw_vD
+
+    mesh = jax.sharding.get_abstract_mesh()
+    parts = math.prod(mesh.shape[axis] for axis in axes_of(table[0] if table else None))
+    specs = BT, sharding.activation("BTD")
+    return shard_map_over_the_rest(local, specs, table)(ids_BT, dx_BTD), None
+
+
+rows_of.defvjp(rows_forward, rows_backward)
 
 
 class CausalAttention(Attention):
@@ -125,11 +172,7 @@ class ReluMLP(MLP):
     """Two products with a ReLU between: (B, T, D) to (B, T, F) to (B, T, D)."""
 
     def __call__(self, x_BTD):
-        s, dtype = self.sharding, x_BTD.dtype
-        h_BTF = s.einsum("BTD,DF->BTF", x_BTD, self.w_in_DF[...])
-        h_BTF = jax.nn.relu(h_BTF + s.use("F", self.b_in_F[...], dtype))
-        y_BTD = s.einsum("BTF,FD->BTD", h_BTF, self.w_out_FD[...])
-        return y_BTD + s.use("D", self.b_out_D[...], dtype)
+        return self.narrow(jax.nn.relu(self.widen(x_BTD)))
 
 
 class DecoderBlock(nnx.Module):
@@ -202,7 +245,7 @@ class MiniGPT(nnx.Module):
         )
         x_BTD = found("VD", self.token_VD, tokens_BT, c.vocabulary)
         if positions_BT is None:
-            return x_BTD + s.use("TD", self.position_TD[...], c.dtype)[:T]
+            return x_BTD + s.gather("TD", self.position_TD[...], c.dtype)[:T]
         return x_BTD + found("TD", self.position_TD, positions_BT, c.tokens)
 
     def hidden(self, tokens_BT, key=None, segments=None, positions=None):
@@ -210,7 +253,8 @@ class MiniGPT(nnx.Module):
         with jax.named_scope("embed"):
             x_BTD = self.embed(tokens_BT, positions)
         if segments is not None:
-            segments = pin(segments, self.sharding.BT)
+            rows = self.sharding.activation("BT")
+            segments = jax.reshard(segments, rows)
         keys = keys_for(key, len(self.blocks))
         for i, block in enumerate(self.blocks):
             with jax.named_scope(f"block_{i}"):
@@ -239,9 +283,12 @@ class MiniGPT(nnx.Module):
     def head(self, x_BTD):
         """Logits (B, T, V) of what the blocks made, MASKED for no token."""
         c, s = self.config, self.sharding
-        b_V = s.use("V", self.b_head_V[...], c.dtype)
-        b_V = jnp.where(jnp.arange(c.padded) < c.vocabulary, b_V, MASKED)
-        return s.einsum("BTD,DV->BTV", x_BTD, self.w_head_DV[...]) + b_V
+        b_V = s.gather("V", self.b_head_V[...], c.dtype)
+        ids_V = jax.reshard(jnp.arange(c.padded), s.activation("V"))
+        b_V = jnp.where(ids_V < c.vocabulary, b_V, MASKED)
+        w_DV = s.gather("DV", self.w_head_DV[...], c.dtype)
+        return b_V + jnp.einsum("BTD,DV->BTV", x_BTD, w_DV,
+                                out_sharding=s.activation("BTV"))
 
     def __call__(self, tokens_BT, key=None, segments=None, positions=None):
         x_BTD = self.hidden(tokens_BT, key, segments, positions)

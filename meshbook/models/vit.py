@@ -15,7 +15,7 @@ from jax.nn import initializers as init
 from meshbook.models.layers import (
     MLP, Attention, Norm, Sizes, keys_for, parameter
 )
-from meshbook.sharding import Sharding, pin, reshape
+from meshbook.sharding import Sharding
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,11 @@ def patches(images_BHWC, config, sharding):
             f"expected images (B, {side}, {side}, 3), found {shape}"
         )
     B, n, p = shape[0], side // config.patch, config.patch
-    x = pin(images_BHWC, sharding.BTX)
-    x = reshape(x, (B, n, p, n, p, 3), sharding.BTX)
+    rows = sharding.activation("BTX")
+    x = jax.reshard(images_BHWC, rows)
+    x = jax.lax.reshape(x, (B, n, p, n, p, 3), out_sharding=rows)
     x = x.transpose(0, 1, 3, 2, 4, 5)
-    return reshape(x, (B, n * n, p * p * 3), sharding.BTX)
+    return jax.lax.reshape(x, (B, n * n, p * p * 3), out_sharding=rows)
 
 
 class Block(nnx.Module):
@@ -127,12 +128,17 @@ class ViT(nnx.Module):
     def embed(self, images_BHWC):
         """Patches as tokens, a class token before them, positions added."""
         c, s = self.config, self.sharding
+        split_BTD = s.activation("BTD")
         x_BTX = patches(images_BHWC.astype(c.dtype), c, s)
-        x_BTD = s.einsum("BTX,XD->BTD", x_BTX, self.w_patch_XD[...])
-        x_BTD = x_BTD + s.use("D", self.b_patch_D[...], c.dtype)
-        first_TD = s.use("TD", self.position_TD[...], c.dtype)
-        first_TD = first_TD.at[0].add(s.use("D", self.class_D[...], c.dtype))
-        return jnp.pad(x_BTD, ((0, 0), (1, 0), (0, 0))) + first_TD
+        w_XD = s.gather("XD", self.w_patch_XD[...], c.dtype)
+        x_BTD = jnp.einsum("BTX,XD->BTD", x_BTX, w_XD, out_sharding=split_BTD)
+        x_BTD = x_BTD + s.gather("D", self.b_patch_D[...], c.dtype)
+        class_D = s.gather("D", self.class_D[...], c.dtype)
+        position_TD = s.gather("TD", self.position_TD[...], c.dtype)
+        first_D = class_D + position_TD[0]  # the same for every image
+        first_B1D = jnp.broadcast_to(
+            first_D, (len(x_BTD), 1, c.embed), out_sharding=split_BTD)
+        return jnp.concatenate([first_B1D, x_BTD + position_TD[1:]], axis=1)
 
     def __call__(self, images_BHWC, key=None):
         c, s = self.config, self.sharding
@@ -144,5 +150,7 @@ class ViT(nnx.Module):
                 x_BTD = block(x_BTD, keys[i])
         with jax.named_scope("head"):
             x_BD = self.norm(x_BTD[:, 0])
-            logits_BC = s.einsum("BD,DC->BC", x_BD, self.w_head_DC[...])
-            return logits_BC + s.use("C", self.b_head_C[...], c.dtype)
+            w_DC = s.gather("DC", self.w_head_DC[...], c.dtype)
+            logits_BC = jnp.einsum("BD,DC->BC", x_BD, w_DC,
+                                   out_sharding=s.activation("BC"))
+            return logits_BC + s.gather("C", self.b_head_C[...], c.dtype)

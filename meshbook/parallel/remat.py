@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from meshbook.models.vit import Block, ViT
-from meshbook.sharding import reshape
 
 
 class CheckpointedBlock(Block):
@@ -70,7 +69,8 @@ def in_parts(name, x, parts):
         raise ValueError("microbatches need labels that all count; found a batch with weights")
     if x.shape[0] % parts:
         raise ValueError(f"{name}: a batch of {x.shape[0]} rows does not divide into {parts} parts")
-    x = reshape(x, (x.shape[0] // parts, parts, *x.shape[1:]), P(*jax.typeof(x).sharding.spec[:1]))
+    rows = P(*jax.typeof(x).sharding.spec[:1])
+    x = jax.lax.reshape(x, (x.shape[0] // parts, parts, *x.shape[1:]), out_sharding=rows)
     return jnp.swapaxes(x, 0, 1)
 
 

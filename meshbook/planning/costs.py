@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 
 from meshbook.hlo.collectives import Moved
+from meshbook.models.losses import CHUNK
 
 
 def vit_parameters(config, ways=1, rows=1):
@@ -39,23 +40,23 @@ def vit_step_flops(config, images, ways=1):
     return images * (blocks + whole), factor
 
 
-def vit_step_traffic(config, mesh, images, number=4):
+def vit_step_traffic(config, mesh, images, axes=("batch", "model")):
     """What a tensor-parallel step exchanges: {(kind, axes): Moved(count, result bytes)}.
 
     Along "model" four sums of activations per block (two forward, two backward);
     along "batch" the local gradients, loss and accuracy. The class token's gradient
-    is the first row of the positions' and travels with it. number: bytes of one.
+    is the first row of the positions' and travels with it. axes: of the mesh that
+    split the batch and the model.
     """
-    rows, ways = mesh.shape["batch"], mesh.shape["model"]
+    rows, ways = (mesh.shape[axis] for axis in axes)
     activations = images // rows * config.tokens * config.embed
     gradients = vit_parameters(config, ways) - config.embed + 2
     moved = {}
     if ways > 1:
         sums = 4 * config.layers
-        size = number * sums * activations
-        moved["all-reduce", ("model",)] = Moved(sums, size)
+        moved["all-reduce", axes[1:]] = Moved(sums, 4 * sums * activations)
     if rows > 1:
-        moved["all-reduce", ("batch",)] = Moved(1, number * gradients)
+        moved["all-reduce", axes[:1]] = Moved(1, 4 * gradients)
     return moved
 
 
@@ -154,14 +155,16 @@ def gpt_step_flops(config, rows):
     return 3 * rows * (blocks + head), done / (blocks + head)
 
 
-def step_gathers(parameters, config, mesh, number=4):
-    """Result bytes of the all-gathers of weights along "batch" in a fully sharded step.
+def step_gathers(parameters, config, mesh, axes=("batch", "model")):
+    """Result bytes of the all-gathers of weights along axes[0] in a fully sharded step.
 
     Each weight that is split there is gathered once, and kept for the backward pass: its memory is
     not freed in between, as ZeRO stage 3 frees it.
-    parameters: `vit_parameters` or `gpt_parameters`; number: bytes of one.
+    parameters: `vit_parameters` or `gpt_parameters`, in float32; axes: of the mesh that split the
+    batch and the model.
     """
-    return _gathered(parameters, config, mesh.shape["model"], mesh.shape["batch"], number)
+    rows, ways = (mesh.shape[axis] for axis in axes)
+    return _gathered(parameters, config, ways, rows, 4)
 
 
 def _gathered(parameters, config, ways, rows, number):
@@ -171,14 +174,14 @@ def _gathered(parameters, config, ways, rows, number):
     return number * away * rows // (rows - 1)
 
 
-def gpt_step_memory(config, batch, ways=1, rows=1, chunk=512):
+def gpt_step_memory(config, batch, ways=1, rows=1):
     """The same for MiniGPT, whose loss makes the head's gradient chunk by chunk.
 
-    batch: rows of text on this device; chunk: tokens whose logits are there at once,
-    rounded to bfloat16 for their product with the hidden state.
+    batch: rows of text on this device. The logits of CHUNK tokens are there at once, rounded to
+    bfloat16 for their product with the hidden state.
     """
     parameters = 4 * gpt_parameters(config, ways, rows)
-    V, chunk = config.padded // ways, min(chunk, batch * config.tokens)
+    V, chunk = config.padded // ways, min(CHUNK, batch * config.tokens)
     return {
         "parameters": parameters,
         "moments": 2 * parameters,
@@ -203,20 +206,21 @@ def step_memory_traffic(held):
 
 
 def gpt_step_traffic(
-    config, mesh, rows, clipped=True, sharded=False, number=4, chunk=512
+    config, mesh, rows, clipped=True, sharded=False, axes=("batch", "model")
 ):
     """What a step of MiniGPT exchanges: {(kind, axes): Moved(count, result bytes)}.
 
     Tensor-parallel. Along "model": the tokens' embeddings, four sums of
     activations per block, the hidden gradient, three numbers per token for the
-    loss (a maximum, and two sums in one, per chunk of so many tokens of one
-    device), and where gradients are clipped the squared norm of each split leaf.
+    loss (a maximum, and two sums in one, per CHUNK of one device's tokens), and
+    where gradients are clipped the squared norm of each split leaf.
     Along "batch": the local gradients, loss, accuracy, and those norms where the
     parameters are split there too, in as many collectives as the compiler likes.
     rows: B, of T tokens each; sharded: fully,
-    its weights' own bytes not counted (`step_gathers`); number: bytes of one.
+    its weights' own bytes not counted (`step_gathers`); axes: of the mesh that
+    split the batch and the model.
     """
-    batch, ways = mesh.shape["batch"], mesh.shape["model"]
+    batch, ways = (mesh.shape[axis] for axis in axes)
     tokens = rows // batch * config.tokens
     activations = tokens * config.embed * (1 + 4 * config.layers + 1)
     norms = 6 * config.layers + 3
@@ -224,10 +228,10 @@ def gpt_step_traffic(
     gradients = gpt_parameters(config, ways) + 2 + more
     moved = {}
     if ways > 1:
-        count = 4 * config.layers + 2 + 2 * -(-tokens // chunk) + clipped
+        count = 4 * config.layers + 2 + 2 * -(-tokens // CHUNK) + clipped
         size = activations + 3 * tokens + clipped * norms
-        moved["all-reduce", ("model",)] = Moved(count, number * size)
+        moved["all-reduce", axes[1:]] = Moved(count, 4 * size)
     if batch > 1:
         count = None if more else 1
-        moved["all-reduce", ("batch",)] = Moved(count, number * gradients)
+        moved["all-reduce", axes[:1]] = Moved(count, 4 * gradients)
     return moved

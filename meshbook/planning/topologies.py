@@ -142,12 +142,10 @@ def topology(name):
 
 
 def tpu_mesh(name, shape, axis_names=("batch", "model"), axis_types=AxisType.Explicit):
-    """A mesh of the first devices of a TPU that is not here; shape None: no mesh.
+    """A mesh of the first devices of a TPU that is not here.
 
     Raises ValueError where the topology has too few devices, and what `topology` raises.
     """
-    if shape is None:
-        return None
     needed, devices = math.prod(shape), topology(name)
     if needed > len(devices):
         raise ValueError(f"mesh {tuple(shape)} needs {needed} devices; {name} has {len(devices)}")
@@ -180,7 +178,7 @@ def compile_for(name, step, *arguments, cache=None):
     >>> compile_for("v5e-8", train_step, abstract_state(make_model, optimizer, mesh), batch, key)
     """
     arguments, mesh = _placed(name, arguments)
-    with quiet():
+    with jax.set_mesh(mesh) if mesh else contextlib.nullcontext(), quiet():
         lowered = step.lower(*arguments)
     versions = {each: importlib.metadata.version(each) for each in ("jax", "jaxlib", "libtpu")}
     path = cache and Path(cache) / f"{_key(lowered, name, versions)}.json"
@@ -219,7 +217,8 @@ def _key(lowered, name, versions):
 
 def _compile(lowered, name, mesh, versions):
     began = time.perf_counter()
-    known = dict(topology=name, mesh=dict(mesh.shape) if mesh else {}, versions=versions)
+    known = dict(topology=name, versions=versions,
+                 mesh=dict(mesh.shape) if mesh and mesh.size > 1 else {})
     try:
         with quiet():
             compiled = lowered.compile()

@@ -1,7 +1,5 @@
 """Is it really sharded? Read from the pieces that the devices hold, never from an annotation."""
 
-from collections.abc import Mapping
-
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
@@ -74,18 +72,25 @@ def assert_sharded(tree, expected, mesh=None, held=None, whole=None):
 def by_letters(tree, rules):
     """The PartitionSpec of every leaf by the letters that its name ends in: a pytree of specs.
 
-    tree: a pytree whose leaves are named for their dimensions, such as w_in_DF. rules: {letters:
-    spec}, or an object with such attributes; letters that it does not have are whole everywhere.
-    What stands in `rules` comes from you, not from the program that made the arrays.
+    tree: a pytree whose leaves are named for their dimensions, such as w_in_DF. rules: {letter:
+    mesh axis, or a tuple of axes}; a letter that is not there is not split. A mesh axis splits one
+    dimension of an array, the last that asks for it. What stands in `rules` comes from you, not
+    from the program that made the arrays.
 
-    >>> by_letters({"w_in_DF": w, "scale_D": scale}, {"DF": P(None, "model")})
+    >>> by_letters({"w_in_DF": w, "scale_D": scale}, {"F": "model"})
     {'scale_D': P(), 'w_in_DF': P(None, 'model')}
     """
-    table = rules if isinstance(rules, Mapping) else vars(rules)
-
     def spec(path, leaf):
         letters = path_name(path).rpartition("/")[2].rpartition("_")[2]
-        return table.get(letters, PartitionSpec())
+        taken, split = set(), []
+        for letter in reversed(letters):
+            rule = rules.get(letter) or ()
+            axes = [axis for axis in ((rule,) if isinstance(rule, str) else rule)
+                    if axis not in taken]
+            taken.update(axes)
+            if axes or split:  # what is not split at the end is not written down
+                split.insert(0, axes[0] if len(axes) == 1 else tuple(axes) or None)
+        return PartitionSpec(*split)
 
     return jax.tree_util.tree_map_with_path(spec, tree)
 

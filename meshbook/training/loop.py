@@ -14,7 +14,6 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 from meshbook import proofs
-from meshbook.sharding import inside, pin, place
 from meshbook.training.optimizers import (
     found_in, last_gradients, weights_of_moments
 )
@@ -32,19 +31,20 @@ def value_and_gradients(state, batch, key):
 def train_step(state, batch, key):
     """One step: (state, metrics). The old state's memory is given to the new one.
 
+    To be called under `jax.set_mesh`, as `fit` does.
     batch: a dict with inputs (B, ...) and labels (B, ...), on the state's mesh;
     key: one for the whole run, the step number is folded in. metrics: loss
     (nats) and accuracy, scalars on the devices.
     """
-    with inside(state.program.mesh):
-        (_, metrics), grads = value_and_gradients(state, batch, key)
-        with jax.named_scope("update"):
-            new = state.program.update(grads, state.opt_state, state.params)
-            params, opt_state = jax.tree.map(pin, new, state.program.specs)
-        new = replace(
-            state, step=state.step + 1, params=params, opt_state=opt_state
+    (_, metrics), grads = value_and_gradients(state, batch, key)
+    with jax.named_scope("update"):
+        params, opt_state = state.program.update(
+            grads, state.opt_state, state.params
         )
-        return new, metrics
+    new = replace(
+        state, step=state.step + 1, params=params, opt_state=opt_state
+    )
+    return new, metrics
 
 
 def compile_step(state, batch, key):
@@ -54,8 +54,9 @@ def compile_step(state, batch, key):
     are that precise anyway; a TPU would round their factors to bfloat16, a recent
     GPU to TF32.
     """
-    options = compiled_fast(state.program.mesh)
-    with jax.default_matmul_precision("highest"):
+    mesh = state.program.mesh
+    options = compiled_fast(mesh)
+    with jax.set_mesh(mesh), jax.default_matmul_precision("highest"):
         return train_step.lower(state, batch, key).compile(options)
 
 
@@ -81,11 +82,10 @@ def run(state, key, program=None):
             f"{', '.join(sorted(state.opt_state)) or 'nothing'}"
         )
     weights = weights_of_moments(state.program.optimizer, moment)
-    if mesh is not None:
-        key, weights = jax.device_put((key, weights), NamedSharding(mesh, P()))
+    key, weights = jax.device_put((key, weights), NamedSharding(mesh, P()))
 
     def observed(state, batch):
-        batch = place(batch, mesh)
+        batch = state.program.place(batch)
         if not programs:
             programs.append(compile_step(state, batch, key))
         before = copied(found_in(state.opt_state, moment))  # the step donates it
@@ -113,10 +113,9 @@ def copied(tree):
 @jax.jit
 def evaluation_step(state, batch):
     """Sums over one batch, dropout off: (loss, right answers, labels that count)."""
-    with inside(state.program.mesh):
-        _, metrics = state.program.loss(state.params, state.program, batch)
-        count = batch["weight"].sum()
-        return metrics["loss"] * count, metrics["accuracy"] * count, count
+    _, metrics = state.program.loss(state.params, state.program, batch)
+    count = batch["weight"].sum()
+    return metrics["loss"] * count, metrics["accuracy"] * count, count
 
 
 def evaluate(state, batches):
@@ -130,8 +129,9 @@ def evaluate(state, batches):
     sums = []
     for batch in batches:
         weight = np.ones(batch["labels"].shape, np.float32)
-        batch = place({"weight": weight} | batch, state.program.mesh)
-        sums.append(evaluation_step(state, batch))
+        batch = state.program.place({"weight": weight} | batch)
+        with jax.set_mesh(state.program.mesh):
+            sums.append(evaluation_step(state, batch))
         jax.block_until_ready(sums[-2:-1])  # the host is one batch ahead
     if not sums:
         raise ValueError(
@@ -150,8 +150,9 @@ def fit(state, batches, key, on_step=None):
     """
     history, waiting = [], collections.deque()
     for batch in batches:
-        batch = place(batch, state.program.mesh)
-        state, metrics = train_step(state, batch, key)
+        batch = state.program.place(batch)
+        with jax.set_mesh(state.program.mesh):
+            state, metrics = train_step(state, batch, key)
         waiting.append(metrics)
         if on_step is not None:
             on_step(state, metrics)

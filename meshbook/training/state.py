@@ -6,23 +6,45 @@ created; a step sees only nested dicts of arrays, so nothing walks an object tre
 """
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from flax.serialization import from_state_dict, to_state_dict
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from meshbook.sharding import aligned, on
+from meshbook.sharding import axes_of, make_mesh, place
 
 
 def weighted_mean(x, weight=None):
     """Mean of x; with weight (0 for padding), of what counts."""
-    return x.mean() if weight is None else (x * weight).sum() / weight.sum()
+    if weight is None:
+        return x.mean()
+    return jnp.where(weight > 0, x * weight, 0).sum() / weight.sum()
+
+
+def check_labels(labels, classes):
+    """TypeError for labels that are no integers, ValueError for one out of range.
+
+    Only a NumPy array can be looked at. Inside a step, the loss of a label that
+    is not among so many classes is NaN.
+    """
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise TypeError(
+            f"labels are numbers of classes: expected integers, found {labels.dtype}"
+        )
+    if isinstance(labels, np.ndarray):
+        strange = labels[(labels < 0) | (labels >= classes)]
+        if strange.size:
+            raise ValueError(
+                f"expected labels from 0 to {classes - 1}, found {strange[0]}"
+            )
 
 
 def loss_and_metrics(params, program, batch, key=None):
@@ -36,10 +58,14 @@ def loss_and_metrics(params, program, batch, key=None):
         inputs = program.prepare(batch["inputs"], keys[0])
     logits = program.apply(params, inputs, keys[1]).astype(jnp.float32)
     with jax.named_scope("loss"):
-        labels = aligned(batch["labels"], logits)
+        check_labels(batch["labels"], classes := logits.shape[-1])
+        rows = P(*jax.typeof(logits).sharding.spec[:logits.ndim - 1])
+        labels = jax.reshard(batch["labels"], rows)
+        known = (labels >= 0) & (labels < classes)
         losses = optax.softmax_cross_entropy_with_integer_labels(
             logits, labels
         )
+        losses = jnp.where(known, losses, jnp.nan)
         right = (logits.argmax(-1) == labels).astype(jnp.float32)
         mean = partial(weighted_mean, weight=batch.get("weight"))
         loss = mean(losses)
@@ -51,21 +77,29 @@ class Program:
     """What a training run is besides its arrays: model, optimizer, mesh, layouts, loss.
 
     loss(params, program, batch, key=None) -> (loss, metrics): see loss_and_metrics.
+    rows: the mesh axis, or axes, that split a batch's rows.
     """
 
     graph: Any
     variables: Any
     optimizer: optax.GradientTransformation
-    mesh: jax.sharding.Mesh | None
+    mesh: jax.sharding.Mesh
     prepare: Callable
     loss: Callable = loss_and_metrics
+    rows: str | tuple = "batch"
+
+    @property
+    def ways(self):
+        """Into how many parts a batch is split."""
+        return math.prod(self.mesh.shape[axis] for axis in axes_of(self.rows))
+
+    def place(self, batch):
+        """A batch of NumPy arrays, its rows on the mesh: see sharding.place."""
+        return place(batch, self.mesh, self.rows)
 
     def model(self, params):
         """The model, put together again with these parameters."""
-        variables = jax.tree.map(lambda x: x, self.variables)
-        pure = from_state_dict(nnx.to_pure_dict(variables), params)
-        nnx.replace_by_pure_dict(variables, pure)
-        return nnx.merge(self.graph, variables)
+        return nnx.merge(self.graph, numbered(params))
 
     def apply(self, params, inputs, key=None):
         """The model's logits with these parameters; with a key, dropout is on."""
@@ -95,6 +129,17 @@ def nested(variables):
     return to_state_dict(nnx.to_pure_dict(variables))
 
 
+def numbered(tree):
+    """Nested dicts whose keys "0", "1", ... are numbers again, as nnx has them.
+
+    It goes through a list in the order of its keys, and "10" comes before "2".
+    """
+    if not isinstance(tree, dict):
+        return tree
+    return {int(name) if name.isdigit() else name: numbered(each)
+            for name, each in tree.items()}
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
@@ -115,23 +160,28 @@ def as_it_is(inputs, key=None):
 
 
 def create_state(
-    make_model, optimizer, mesh=None, prepare=as_it_is, loss=loss_and_metrics
+    make_model, optimizer, mesh=None, prepare=as_it_is, loss=loss_and_metrics,
+    rows="batch",
 ):
     """Parameters and optimizer state, created directly where they will live.
 
     make_model: a function without arguments that returns the nnx.Module; it is
-    traced, so no array is ever whole on one device first. prepare(inputs, key)
+    traced, so no array is ever whole on one device first. mesh: an Explicit one;
+    the default is a mesh of one device. prepare(inputs, key)
     runs inside the step, before the model (key None: evaluation);
-    loss(params, program, batch, key=None) -> (loss, metrics) is what is trained.
-    Raises ValueError for a model with variables that are not nnx.Param, and for
-    sizes that the mesh cannot divide.
+    loss(params, program, batch, key=None) -> (loss, metrics) is what is trained;
+    rows: the mesh axis, or axes, that split a batch. Raises ValueError for a model
+    with variables that are not nnx.Param, and for sizes that the mesh cannot divide.
     """
-    with on(mesh):
-        program = take_apart(make_model, optimizer, mesh, prepare, loss)
+    mesh = mesh or make_mesh((1, 1))
+    with jax.set_mesh(mesh):
+        program = take_apart(make_model, optimizer, mesh, prepare, loss, rows)
         return TrainState(*initialiser(make_model, program)(), program)
 
 
-def take_apart(make_model, optimizer, mesh, prepare, loss=loss_and_metrics):
+def take_apart(
+    make_model, optimizer, mesh, prepare, loss=loss_and_metrics, rows="batch"
+):
     """The Program of a model, found without making any array."""
     graph, variables, rest = nnx.split(
         nnx.eval_shape(make_model), nnx.Param, ...
@@ -143,7 +193,7 @@ def take_apart(make_model, optimizer, mesh, prepare, loss=loss_and_metrics):
             f"{', '.join(sorted(paths))}. Give it its keys when it is called: "
             "model(inputs, key=key)"
         )
-    return Program(graph, variables, optimizer, mesh, prepare, loss)
+    return Program(graph, variables, optimizer, mesh, prepare, loss, rows)
 
 
 def abstract_state(
@@ -154,11 +204,10 @@ def abstract_state(
     With it a step is lowered and compiled where nothing is run, also for a mesh of
     devices that are not here (`meshbook.planning.topologies`).
     """
-    with on(mesh):
+    mesh = mesh or make_mesh((1, 1))
+    with jax.set_mesh(mesh):
         program = take_apart(make_model, optimizer, mesh, prepare, loss)
         arrays = jax.eval_shape(partial(initial_arrays, make_model, program))
-    if mesh is None:
-        return TrainState(*arrays, program)
 
     def lay_out(x, spec):
         where = NamedSharding(mesh, spec)
@@ -181,18 +230,16 @@ def initialiser(make_model, program):
     It runs once: where the devices are CPUs, LLVM takes a third of the time
     over it, for the same HLO.
     """
-    init, mesh = partial(initial_arrays, make_model, program), program.mesh
-    layouts = None
-    if mesh is not None:
-        place_on = partial(NamedSharding, mesh)
-        layouts = jax.tree.map(place_on, (P(), *program.specs))
+    layouts = jax.tree.map(
+        partial(NamedSharding, program.mesh), (P(), *program.specs)
+    )
     return jax.jit(
-        init, out_shardings=layouts, compiler_options=compiled_fast(mesh)
+        partial(initial_arrays, make_model, program), out_shardings=layouts,
+        compiler_options=compiled_fast(program.mesh),
     )
 
 
 def compiled_fast(mesh):
     """Compiler options for what runs a few times: the same HLO, and on a CPU less LLVM."""
-    devices = jax.devices() if mesh is None else mesh.devices.flat
-    on_cpu = devices[0].platform == "cpu"
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
     return {"xla_backend_optimization_level": 0} if on_cpu else {}

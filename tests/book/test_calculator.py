@@ -9,7 +9,7 @@ from browsers import CHROMIUM
 
 from meshbook.models import MiniGPTConfig, ViTConfig
 from meshbook.planning.devices import DEVICES
-from meshbook.planning.estimates import ROWS, estimate
+from meshbook.planning.estimates import PRESETS, estimate
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "_build" / "html" / "book" / "calculator.html"
@@ -29,20 +29,20 @@ pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium on the PATH")
 
 def choices():
     for model, (Config, kinds) in SIZES.items():
-        for own, row, mesh, batch in itertools.product(kinds, ROWS, MESHES, BATCHES):
+        for own, preset, mesh, batch in itertools.product(kinds, PRESETS, MESHES, BATCHES):
             names = [field.name for field in dataclasses.fields(Config)
                      if field.type in ("int", int)]
             sizes = {name: getattr(Config(**own), name) for name in names}
             device = list(DEVICES.values())[(batch + sum(mesh)) % len(DEVICES)]
             yield Config(**own), device, {
-                "model": model, "sizes": sizes, "row": row, "rows": mesh[0], "across": mesh[1],
+                "model": model, "sizes": sizes, "preset": preset, "rows": mesh[0], "across": mesh[1],
                 "batch": batch, "device": dataclasses.asdict(device)}
 
 
 def in_python(config, device, choice):
     try:
         mesh = {"batch": choice["rows"], "model": choice["across"]}
-        found = estimate(config, choice["row"], mesh, choice["batch"], device)
+        found = estimate(config, choice["preset"], mesh, choice["batch"], device)
     except ValueError as error:
         return str(error).partition(":")[0]
     traffic = found.traffic

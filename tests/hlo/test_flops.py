@@ -287,3 +287,8 @@ def test_what_is_left_of_a_matmul_of_which_nothing_was_counted_is_refused(path):
 def test_what_only_moves_elements_may_bear_a_matmuls_name():
     assert work(text(f"%c = f32[8,4]{{0,1}} copy(%a), {named('dot_general')}",
                      f"ROOT %t = f32[4,8]{{1,0}} transpose(%c), {named('dot_general')}")) == 0
+    index = [f"%i = s32[1] constant({{3}}), {named('conv_general_dilated')}",
+             f"%j = s32[1] multiply(%i, %i), {named('conv_general_dilated')}",
+             f"%k = s32[] bitcast(%j), {named('conv_general_dilated')}"]
+    assert work(text(*index, "ROOT %d = f32[2,4] dynamic-slice(%a, %k, %k), "
+                     f"dynamic_slice_sizes={{2,4}}, {named('conv_general_dilated')}")) == 0

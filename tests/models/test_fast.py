@@ -1,4 +1,5 @@
 """The faster models: the same logits, gradients and training, and less work where it is said."""
+import dataclasses
 import functools
 
 import jax
@@ -7,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from jax.sharding import AxisType
-from tiny_gpt import CONFIG as GPT, place_all, tiny_state
+from meshes import on_one_device
+from tiny_gpt import CONFIG as GPT, tiny_state
 from tiny_vit import KEY, QUICKLY, run
 
 from meshbook import proofs
@@ -24,7 +25,7 @@ from meshbook.training import create_state, train_step
 
 CONFIG = ViTConfig(embed=32, hidden=64, heads=4, layers=2, patch=8, dropout=0.0)
 B = 16
-MESHES = [None, ((4, 2), AxisType.Explicit), ((4, 2), AxisType.Auto)]
+SHAPES = [(1, 1), (4, 2)]
 ONE_PASS = functools.partial(language_loss, cross_entropy=one_pass_cross_entropy)
 
 
@@ -41,18 +42,19 @@ def words(seed):
 
 
 @functools.cache
-def compiled(model=ViT, mesh=None):
-    mesh = mesh and make_mesh(mesh[0], axis_types=mesh[1])
-    table = Sharding.tensor_parallel() if mesh else Sharding.none()
-    make = lambda: model(CONFIG, table, rngs=nnx.Rngs(0))
+def compiled(model=ViT, shape=(1, 1)):
+    make, mesh = (lambda: model(CONFIG, Sharding.tensor_parallel(), rngs=nnx.Rngs(0))), make_mesh(shape)
     state = create_state(make, optax.sgd(0.05, momentum=0.0), mesh)
-    return state, train_step.lower(state, place(images(0), mesh), KEY).compile(QUICKLY)
+    with jax.set_mesh(mesh):
+        step = train_step.lower(state, place(images(0), mesh), KEY)
+    return state, step.compile(QUICKLY)
 
 
 def parameters(model):
     return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
 
+@on_one_device
 def test_they_have_the_same_parameters():
     for plain, fast, config in (ViT, FastViT, CONFIG), (tiny_gpt_model, FastMiniGPT, GPT):
         pair = [kind(config, Sharding.none(), rngs=nnx.Rngs(0)) for kind in (plain, fast)]
@@ -63,10 +65,10 @@ def tiny_gpt_model(config, sharding, rngs):
     return FastMiniGPT.__base__(config, sharding, rngs=rngs)
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-def test_the_fast_vit_trains_alike(mesh):
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_fast_vit_trains_alike(shape):
     batches = [images(seed) for seed in range(3)]
-    proofs.assert_same_training(run(*compiled(FastViT, mesh)), run(*compiled()), batches)
+    proofs.assert_same_training(run(*compiled(FastViT, shape)), run(*compiled()), batches)
 
 
 @pytest.mark.parametrize("length", [16, 17])
@@ -94,6 +96,7 @@ def test_at_the_size_of_the_source_it_is_a_seventh():
     assert round(class_token_saving(ViTConfig(), 1) / useful, 3) == 0.137
 
 
+@on_one_device
 @pytest.mark.parametrize("layers", [1, 3])
 def test_the_last_block_is_the_last_whatever_their_number(layers):
     config = ViTConfig(embed=16, hidden=16, heads=2, layers=layers, patch=16)
@@ -113,6 +116,7 @@ def test_dropout_by_bytes_keeps_the_mean_and_drops_its_share(width):
     assert np.abs(columns - 0.25).max() < 0.1  # each of a word's bytes has its turn
 
 
+@on_one_device
 def test_a_vit_with_dropout_by_bytes_is_the_same_where_none_is_drawn():
     model = lambda kind, **options: kind(CONFIG, Sharding.none(), rngs=nnx.Rngs(0), **options)
     plain, fast = model(ViT), model(FastViT, by_bytes=True)
@@ -120,6 +124,7 @@ def test_a_vit_with_dropout_by_bytes_is_the_same_where_none_is_drawn():
         plain(images(0)["inputs"]), fast(images(0)["inputs"]), rtol=1e-4, atol=1e-4)
 
 
+@on_one_device
 def test_several_steps_in_one_call_are_the_same_steps():
     batches = [images(seed) for seed in range(3)]
     state, step = compiled()
@@ -136,6 +141,7 @@ def test_several_steps_in_one_call_are_the_same_steps():
         np.testing.assert_allclose(one, many, rtol=1e-5, atol=1e-6)
 
 
+@on_one_device
 def test_several_steps_do_as_much_work_as_one_by_one():
     state, step = compiled()
     batches = jax.tree.map(lambda x: np.stack([x] * 3), images(0))
@@ -147,12 +153,13 @@ def test_several_steps_do_as_much_work_as_one_by_one():
 def test_the_fast_minigpt_trains_alike(loss):
     plain = tiny_state(optimizer=optax.sgd(0.05, momentum=0.0))
     make = lambda: FastMiniGPT(GPT, Sharding.none(), rngs=nnx.Rngs(0))
-    fast = create_state(make, optax.sgd(0.05, momentum=0.0), None, loss=loss)
-    fast = type(fast)(fast.step, place_all(plain.params, None, None), fast.opt_state, fast.program)
-    sides = [run(state, train_step) for state in (fast, plain)]
+    fast = create_state(make, optax.sgd(0.05, momentum=0.0), loss=loss)
+    fast = dataclasses.replace(fast, params=plain.params)
+    sides = [run(state) for state in (fast, plain)]
     proofs.assert_same_training(*sides, [words(seed) for seed in range(3)])
 
 
+@on_one_device
 def test_rows_of_several_documents_stay_apart():
     pair = [kind(GPT, Sharding.none(), rngs=nnx.Rngs(0)) for kind in (tiny_gpt_model, FastMiniGPT)]
     segments = np.arange(GPT.tokens)[None].repeat(B, 0) // 5
@@ -162,6 +169,7 @@ def test_rows_of_several_documents_stay_apart():
     assert np.abs(fast - pair[1].hidden(inputs)).max() > 0.1
 
 
+@on_one_device
 def test_a_kernel_that_is_not_here_is_an_error_and_not_another_kernel():
     model = FastViT(CONFIG, Sharding.none(), rngs=nnx.Rngs(0), kernel="cudnn")
     with pytest.raises(RuntimeError, match="cuDNN"):

@@ -1,19 +1,20 @@
 """The loss in chunks: equal to the plain one, small, nothing done twice, its head summed once."""
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, NamedSharding
-from tiny_gpt import KINDS, QUICKLY, ROWS, mesh_of, place_all
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from tiny_gpt import QUICKLY, ROWS, mesh_of, place_all
 
 from meshbook import proofs
 from meshbook.hlo import module
 from meshbook.models import losses
 from meshbook.models.losses import MASKED, chunked_cross_entropy, cut, obvious_cross_entropy
-from meshbook.sharding import Sharding, inside
+from meshbook.sharding import Sharding, make_mesh
 
 B, T, D, V, VOCABULARY, CHUNK = 16, 8, 32, 256, 250, 16
 random = np.random.default_rng(0)
@@ -22,6 +23,12 @@ HEAD = {name: random.normal(size=shape).astype(np.float32) for name, shape in (
 LABELS = random.integers(0, VOCABULARY, (B, T)).astype(np.int32)
 WEIGHT = random.integers(0, 3, (B, T)).astype(np.float32)
 LETTERS = {"hidden": "BTD", "w": "DV", "b": "V", "labels": "BT", "weight": "BT"}
+
+
+def laid_out(rules):
+    """Where the head's arrays lie: the hidden state is an activation, the others are parameters."""
+    kind = {"hidden": rules.activation, "w": rules.parameter, "b": rules.parameter}
+    return {name: kind[name](LETTERS[name]) for name in HEAD}
 
 
 def plain(head, labels, weight=None):
@@ -40,18 +47,16 @@ def chunked(head, labels, weight=None, row="none", chunk=CHUNK):
         sharding=getattr(Sharding, row)(), chunk=chunk)
 
 
-def compiled(loss, row="none", mesh=None, weighted=False):
+def compiled(loss, row="none", shape=(1, 1), weighted=False):
     """((loss, accuracy), gradients) of placed arguments, as a program and as numbers."""
-    table = getattr(Sharding, row)()
+    rules = getattr(Sharding, row)()
     arguments = HEAD, LABELS, *([WEIGHT] if weighted else [])
-    specs = [{name: table.spec(LETTERS[name]) for name in HEAD}] + [table.BT] * (1 + weighted)
+    specs = [laid_out(rules), *[rules.activation("BT")] * (1 + weighted)]
+    mesh = mesh_of(shape)
     arguments = place_all(arguments, tuple(specs), mesh)
-
-    def run(*arguments):
-        with inside(mesh):
-            return jax.value_and_grad(loss, has_aux=True)(*arguments)
-
-    program = jax.jit(run).lower(*arguments).compile(QUICKLY)
+    with jax.set_mesh(mesh):
+        run = jax.jit(jax.value_and_grad(loss, has_aux=True))
+        program = run.lower(*arguments).compile(QUICKLY)
     return program, program(*arguments)
 
 
@@ -66,7 +71,7 @@ def assert_equal(found, weighted):
     np.testing.assert_allclose(loss, right_loss, rtol=1e-5)
     np.testing.assert_allclose(accuracy, right_accuracy, rtol=1e-6)
     for name, right in right_gradients.items():
-        apart = np.linalg.norm(gradients[name] - np.asarray(right))
+        apart = np.linalg.norm(np.asarray(gradients[name]) - np.asarray(right))
         assert apart < 1e-5 * np.linalg.norm(right), name
 
 
@@ -77,12 +82,11 @@ def test_value_and_gradients_are_the_plain_ones(chunk, weighted):
     assert_equal(compiled(loss, weighted=weighted)[1], weighted)
 
 
-@pytest.mark.parametrize("axis_types", KINDS)
 @pytest.mark.parametrize("row", ROWS)
-def test_and_so_they_are_on_a_mesh_by_every_row_of_the_table(row, axis_types):
-    mesh = mesh_of((4, 2), axis_types)
+def test_and_so_they_are_on_a_mesh_by_every_preset(row):
+    mesh = mesh_of((4, 2))
     loss = functools.partial(chunked, row=row)
-    program, found = compiled(loss, row, mesh, weighted=True)
+    program, found = compiled(loss, row, (4, 2), weighted=True)
     assert_equal(found, True)
     times = {"none": 8, "data_parallel": 2}.get(row, 1)  # by how many devices it is not divided
     proofs.assert_divided(program, 8, 6 * B * T * D * V, times, rtol=1e-9)
@@ -96,14 +100,15 @@ def traffic(row):
     if row == "none":
         return {}
     if row == "data_parallel":
-        return {batch: (2, 4 * (head + 3))}  # first the sum of the weights
+        return {batch: (1, 4 * (head + 3))}
     sums = 1 + 2 * tokens // CHUNK
-    moved = {batch: (2, 4 * (head // 2 + 3)), model: (sums, 4 * (tokens * D + 3 * tokens))}
+    moved = {batch: (1, 4 * (head // 2 + 3)), model: (sums, 4 * (tokens * D + 3 * tokens))}
     if row == "fully_sharded":
         moved["all-gather", "batch"] = (1, 4 * D * V // 2)
     return moved
 
 
+@pytest.mark.usefixtures("one_device")
 @pytest.mark.parametrize("dtype", [jnp.bfloat16])
 def test_half_precision_keeps_its_types_and_a_float32_loss(dtype):
     head = jax.tree.map(lambda x: x.astype(dtype), HEAD)
@@ -113,11 +118,13 @@ def test_half_precision_keeps_its_types_and_a_float32_loss(dtype):
     np.testing.assert_allclose(loss, expected(False)[0][0], rtol=0.02)
 
 
+@pytest.mark.usefixtures("one_device")
 def test_evaluation_makes_no_gradients():
     program = jax.jit(chunked).lower(HEAD, LABELS).compile(QUICKLY)
     assert proofs.work(program) == 2 * B * T * D * V
 
 
+@pytest.mark.usefixtures("one_device")
 def test_a_label_that_is_no_token_is_not_a_number_unless_it_does_not_count():
     for wrong in -1, VOCABULARY, V:
         labels = np.where(np.arange(T) == 3, wrong, LABELS).astype(np.int32)
@@ -134,31 +141,39 @@ def test_chunks_are_cut_evenly_and_filled_with_what_does_not_count():
     assert parts.ravel()[:37].tolist() == tokens.tolist()
 
 
-def full_size(loss, mesh):
+def full_size(loss, shape):
     """Bytes of temporaries at batch 256, T 256, V 50,304: compiled, not run."""
     shapes = {"hidden": (256, 256, 256), "w": (256, 50_304), "b": (50_304,), "labels": (256, 256)}
-    table, head = Sharding.tensor_parallel(), {}
+    rules, head, mesh = Sharding.tensor_parallel(), {}, mesh_of(shape)
     for name, shape in shapes.items():
-        where = mesh and NamedSharding(mesh, table.spec(LETTERS[name]))
+        kind = rules.parameter if name in ("w", "b") else rules.activation
+        where = NamedSharding(mesh, kind(LETTERS[name]))
         dtype = jnp.int32 if name == "labels" else jnp.float32
         head[name] = jax.ShapeDtypeStruct(shape, dtype, sharding=where)
     labels = head.pop("labels")
 
-    def run(*arguments):
-        with inside(mesh):
-            return jax.value_and_grad(loss, has_aux=True)(*arguments)
-
-    return jax.jit(run).lower(head, labels).compile(QUICKLY).memory_analysis().temp_size_in_bytes
+    with jax.set_mesh(mesh):
+        run = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(head, labels)
+    return run.compile(QUICKLY).memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.parametrize("shape", [None, (8, 1), (4, 2)])
+@pytest.mark.parametrize("shape", [(1, 1), (8, 1), (4, 2)])
 def test_at_full_size_temporaries_are_a_tenth_at_most(shape):
-    auto, explicit = mesh_of(shape, AxisType.Auto), mesh_of(shape)
-    row = "tensor_parallel" if shape else "none"
-    default = functools.partial(chunked, row=row, chunk=losses.CHUNK)
-    plainly, in_chunks = full_size(plain, auto), full_size(default, explicit)
-    logits = 4 * 256 * 256 * 50_304 // (8 if shape else 1)
+    default = functools.partial(chunked, row="tensor_parallel", chunk=losses.CHUNK)
+    logits = 4 * 256 * 256 * 50_304 // math.prod(shape)
+    plainly, in_chunks = full_size(split_plain, shape), full_size(default, shape)
     assert plainly > logits and in_chunks < plainly / 10 and in_chunks < logits / 5
+
+
+def split_plain(head, labels):
+    """The plain loss, its logits split over rows and vocabulary."""
+    w_DV = jax.reshard(head["w"], P(None, "model"))
+    logits = jnp.einsum("BTD,DV->BTV", head["hidden"], w_DV, out_sharding=P("batch", None, "model"))
+    total = jax.nn.logsumexp(logits + head["b"], -1)
+    ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2)
+    ids = jax.reshard(ids, jax.typeof(logits).sharding.spec)
+    label = jnp.where(ids == labels[..., None], logits, 0).sum(-1)
+    return (total - label).mean(), jnp.float32(0)
 
 
 def test_no_array_of_all_logits_is_in_the_program():
@@ -178,12 +193,12 @@ def obvious(head, labels):
 
 
 def test_the_obvious_version_passes_three_proofs_and_fails_the_fourth():
-    mesh = mesh_of((4, 2), AxisType.Auto)
-    table = Sharding.tensor_parallel()
-    specs = {name: table.spec(LETTERS[name]) for name in HEAD}
+    mesh = make_mesh((4, 2), axis_types=AxisType.Auto)
+    specs, whole = laid_out(Sharding.tensor_parallel()), laid_out(Sharding.none())
+    one = mesh_of((1, 1))
     program, steps = trained(obvious, mesh, specs)
     proofs.assert_sharded(steps.state, specs, mesh)
-    proofs.assert_same_training(steps, trained(plain, None, specs)[1], [LABELS] * 5)
+    proofs.assert_same_training(steps, trained(plain, one, whole)[1], [LABELS] * 5)
     gathered, exchanged = 2 * (D + 1) * B * T, (D + 5) * B * T
     proofs.assert_communicates(program, mesh, {
         ("all-gather", "batch"): (4, 4 * gathered),
@@ -194,23 +209,23 @@ def test_the_obvious_version_passes_three_proofs_and_fails_the_fourth():
     assert failure.value.found == pytest.approx(4 * 4 / 3)
 
     ours = lambda head, labels: chunked(head, labels, row="tensor_parallel")
-    program, steps = trained(ours, mesh, specs)
-    proofs.assert_sharded(steps.state, specs, mesh)
-    proofs.assert_same_training(steps, trained(plain, None, specs)[1], [LABELS] * 5)
+    program, steps = trained(ours, mesh_of((4, 2)), specs)
+    proofs.assert_sharded(steps.state, specs, mesh_of((4, 2)))
+    proofs.assert_same_training(steps, trained(plain, one, whole)[1], [LABELS] * 5)
     proofs.assert_divided(program, 8, useful, rtol=1e-9)
 
 
 def trained(loss, mesh, specs):
     """Hidden and head trained by SGD: the program of a step, and the run for the proofs."""
     head = place_all(HEAD, specs, mesh)
-    put = lambda labels: place_all(labels, Sharding.tensor_parallel().BT, mesh)
+    put = lambda labels: place_all(labels, P(*specs["hidden"][:1]), mesh)
 
     def step(head, labels):
-        with inside(mesh):
-            (value, _), gradients = jax.value_and_grad(loss, has_aux=True)(head, labels)
-            return jax.tree.map(lambda x, g: x - 0.5 * g, head, gradients), {"loss": value}
+        (value, _), gradients = jax.value_and_grad(loss, has_aux=True)(head, labels)
+        return jax.tree.map(lambda x, g: x - 0.5 * g, head, gradients), {"loss": value}
 
-    where = None if mesh is None else (jax.tree.map(lambda x: x.sharding, head), None)
-    program = jax.jit(step, out_shardings=where).lower(head, put(LABELS)).compile(QUICKLY)
+    where = jax.tree.map(lambda x: x.sharding, head), None
+    with jax.set_mesh(mesh):
+        program = jax.jit(step, out_shardings=where).lower(head, put(LABELS)).compile(QUICKLY)
     return program, proofs.Run(
         lambda head, labels: program(head, put(labels)), head, params=lambda head: head)

@@ -8,40 +8,39 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from jax.sharding import AxisType
+from meshes import on_one_device
 from test_vit import all_equations
-from tiny_gpt import (
-    CONFIG, KINDS, QUICKLY, ROWS, build, mesh_of, place_all, tiny_state, weights)
+from tiny_gpt import CONFIG, QUICKLY, ROWS, build, place_all, tiny_state, weights
 
 from benchmarks.source_minigpt import SourceMiniGPT, parameters
 from meshbook.hlo import module
 from meshbook.models import MiniGPTConfig
 from meshbook.models.minigpt import MASKED
 from meshbook.planning import costs
-from meshbook.sharding import Sharding, inside, make_mesh, place
+from meshbook.sharding import Sharding, make_mesh
 
 TOKENS = np.random.default_rng(0).integers(0, 250, (8, 16)).astype(np.int32)
 
 
 @functools.cache
-def state(row="none", shape=None, axis_types=AxisType.Explicit):
-    return tiny_state(row, mesh_of(shape, axis_types))
+def state(row="none", shape=(1, 1)):
+    return tiny_state(row, shape)
 
 
 @functools.cache
 def compiled(program, *names):
     """The model's logits as a compiled program."""
     def apply(params, batch):
-        with inside(program.mesh):
-            return program.model(params)(**batch)
+        return program.model(params)(**batch)
 
-    batch = place({name: TOKENS for name in names}, program.mesh)
+    batch = program.place({name: TOKENS for name in names})
     params = place_all(weights(), program.specs[0], program.mesh)
-    return jax.jit(apply).lower(params, batch).compile(QUICKLY)
+    with jax.set_mesh(program.mesh):
+        return jax.jit(apply).lower(params, batch).compile(QUICKLY)
 
 
 def logits(state, tokens=TOKENS, **documents):
-    batch = place({"tokens_BT": tokens} | documents, state.program.mesh)
+    batch = state.program.place({"tokens_BT": tokens} | documents)
     return np.asarray(compiled(state.program, *batch)(state.params, batch))
 
 
@@ -57,6 +56,7 @@ def test_the_sources_weights_give_the_sources_logits():
     assert np.abs(found - logits(state())[..., :250]).max() > 0.1
 
 
+@on_one_device
 def test_the_source_has_as_many_parameters_as_counted_by_hand():
     config = MiniGPTConfig()
     model = nnx.eval_shape(lambda: build(config))
@@ -75,11 +75,10 @@ def test_parameters_of_one_device_along_model(ways):
     assert held == costs.gpt_parameters(CONFIG, ways)
 
 
-@pytest.mark.parametrize("axis_types", KINDS)
 @pytest.mark.parametrize("row", ROWS)
-def test_every_row_of_the_table_gives_the_same_logits(row, axis_types):
+def test_every_preset_gives_the_same_logits(row):
     documents = {"segments": TOKENS // 64, "positions": TOKENS % 16}
-    found = logits(state(row, (4, 2), axis_types), **documents)
+    found = logits(state(row, (4, 2)), **documents)
     np.testing.assert_allclose(found, logits(state(), **documents), atol=1e-5)
 
 
@@ -102,6 +101,7 @@ def test_documents_in_a_row_are_as_if_each_stood_alone():
         np.testing.assert_allclose(packed[:, part], alone[:, :size], atol=1e-5)
 
 
+@on_one_device
 @pytest.mark.parametrize("documents", [False, True])
 def test_no_constant_of_the_squared_length(documents):
     T, config = 128, dataclasses.replace(CONFIG, tokens=128, layers=1)
@@ -120,6 +120,7 @@ def largest_constant(compiled):
                default=0)
 
 
+@on_one_device
 def test_tokens_that_do_not_exist_are_never_likely_and_have_no_gradient():
     assert (logits(state())[..., 250:] == np.float32(MASKED)).all()
     assert np.isfinite(logits(state())).all()
@@ -135,7 +136,7 @@ def test_tokens_that_do_not_exist_are_never_likely_and_have_no_gradient():
     assert jax.nn.softmax(logits(state()))[..., 250:].max() == 0
 
 
-@pytest.mark.parametrize("row, shape", [("none", None), ("tensor_parallel", (4, 2))])
+@pytest.mark.parametrize("row, shape", [("none", (1, 1)), ("tensor_parallel", (4, 2))])
 def test_a_token_or_position_out_of_range_is_not_a_number(row, shape):
     tokens, places = TOKENS.copy(), np.tile(np.arange(16, dtype=np.int32), (8, 1))
     tokens[[0, 1, 2], 3] = 250, 256, -1
@@ -145,6 +146,7 @@ def test_a_token_or_position_out_of_range_is_not_a_number(row, shape):
     assert not found[[3, 6, 7]].any()
 
 
+@on_one_device
 def test_dropout_is_on_with_a_key_and_off_without():
     run, keys = jax.jit(state().program.apply), jax.random.split(jax.random.key(1))
     first, again, other = (run(state().params, TOKENS, keys[at]) for at in (0, 0, 1))
@@ -155,6 +157,7 @@ def test_dropout_is_on_with_a_key_and_off_without():
     assert np.abs(first - logits(state()))[..., :250].max() > 1e-2
 
 
+@on_one_device
 def test_dtype_reaches_every_layer():
     make = lambda: build(dataclasses.replace(CONFIG, dtype=jnp.bfloat16))
     held = jax.tree.leaves(nnx.state(nnx.eval_shape(make)))
@@ -177,6 +180,7 @@ def test_sizes_that_do_not_fit(sizes, words):
         MiniGPTConfig(**sizes)
 
 
+@on_one_device
 def test_rows_longer_than_the_window():
     with pytest.raises(ValueError, match="a row has 17 tokens; the window has room for 16"):
         build()(np.zeros((1, 17), np.int32))

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny_gpt import CONFIG as GPT, QUICKLY, mesh_of, tiny_state, weights
+from meshes import on_one_device
+from tiny_gpt import CONFIG as GPT, QUICKLY, tiny_state, weights
 from tiny_vit import BATCHES as IMAGES, CONFIG as VIT, KEY, PREPARE, make_state, run
 
 from meshbook import proofs
@@ -45,6 +46,7 @@ def gpt_alone(**more):
 
 # Logits ------------------------------------------------------------------------------------------
 
+@on_one_device
 @pytest.mark.parametrize("key", [None, KEY])
 def test_the_vits_logits(key):
     state, images = make_state(), IMAGES[0]["inputs"].astype(np.float32) / 255
@@ -56,6 +58,7 @@ def test_the_vits_logits(key):
         assert np.abs(right - without).max() > 0.01
 
 
+@on_one_device
 @pytest.mark.parametrize("key", [None, KEY])
 @pytest.mark.parametrize("names", [(), ("segments",), ("segments", "positions")])
 def test_minigpts_logits(names, key):
@@ -92,7 +95,7 @@ def test_adamw_written_out_is_that_of_optax():
 @functools.cache
 def vit_program():
     """AdamW, dropout and augmentation, all weights split over both axes of (4, 2)."""
-    state = make_state("fully_sharded", mesh_of((4, 2)), recipe(20, 1e-2))
+    state = make_state("fully_sharded", (4, 2), recipe(20, 1e-2))
     return state, compile_step(state, place(IMAGES[0], state.program.mesh), KEY)
 
 
@@ -125,7 +128,7 @@ def test_a_reference_that_trains_otherwise_does_not_agree(changes):
 def gpt_program(row, shape):
     """`language_recipe` with a norm that is always cut, from the weights of all states."""
     optimizer = optax.chain(clipped(CLIP), recipe(20, 1e-2))
-    state = tiny_state(row, mesh_of(shape), optimizer, language_loss)
+    state = tiny_state(row, shape, optimizer, language_loss)
     return state, compile_step(state, place(DOCUMENTS[0], state.program.mesh), KEY)
 
 
@@ -134,7 +137,7 @@ def gpt_run(row, shape):
 
 
 @pytest.mark.parametrize("row, shape", [
-    ("none", None), ("tensor_parallel", (4, 2)), ("fully_sharded", (4, 2))])
+    ("none", (1, 1)), ("tensor_parallel", (4, 2)), ("fully_sharded", (4, 2))])
 def test_documents_weights_dropout_and_clipping(row, shape):
     verdict = proofs.assert_same_training(
         gpt_run(row, shape), gpt_alone(clip=CLIP).run(params=False), DOCUMENTS)
@@ -143,7 +146,7 @@ def test_documents_weights_dropout_and_clipping(row, shape):
 
 @pytest.mark.parametrize("dropped", ["segments", "positions", "weight"])
 def test_documents_that_only_one_side_knows_of_are_caught(dropped):
-    a, b = gpt_run("none", None), gpt_alone(clip=CLIP).run(params=False)
+    a, b = gpt_run("none", (1, 1)), gpt_alone(clip=CLIP).run(params=False)
     less = lambda f: lambda state, batch: f(state, {**batch, dropped: {
         "segments": np.zeros_like, "positions": lambda x: np.arange(T) + 0 * x,
         "weight": np.ones_like}[dropped](batch[dropped]), "labels": np.abs(batch["labels"])})
@@ -157,7 +160,7 @@ def test_a_norm_that_is_cut_elsewhere_is_caught():
     norm = float(other.step(other.state, DOCUMENTS[0])[1]["gradient_norm"])
     assert norm > CLIP  # both are clipped, so that Adam's steps would be the same
     with pytest.raises(proofs.ProofFailed, match="gradient, leaf"):
-        proofs.assert_same_training(gpt_run("none", None), other, DOCUMENTS)
+        proofs.assert_same_training(gpt_run("none", (1, 1)), other, DOCUMENTS)
 
 
 COUNTERS = 4 * 3  # steps of the state, of Adam and of the rate; the last norm is only written
@@ -169,17 +172,18 @@ def test_parameters_moments_and_counters_are_donated():
     held = 4 * 3 * costs.gpt_parameters(GPT, 2) + COUNTERS
     assert repr(proofs.assert_donated(gpt, held)).startswith("donated: 211 kB per device")
     state, _ = vit_program()
-    kept = jax.jit(train_step.__wrapped__).lower(state, place(IMAGES[0], state.program.mesh), KEY)
+    with jax.set_mesh(state.program.mesh):
+        kept = jax.jit(train_step.__wrapped__).lower(state, state.program.place(IMAGES[0]), KEY)
     with pytest.raises(proofs.ProofFailed, match="found 0 bytes aliased"):
         proofs.assert_donated(kept.compile(QUICKLY), COUNTERS)
 
 
 # Evaluation --------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("shape", [None, (4, 2)])
+@pytest.mark.parametrize("shape", [(1, 1), (4, 2)])
 def test_evaluation_with_filling_is_the_reference_without(shape):
-    row = "tensor_parallel" if shape else "none"
-    state = make_state(row, mesh_of(shape))
+    row = "tensor_parallel" if shape == (4, 2) else "none"
+    state = make_state(row, shape)
     alone = Reference(reference.vit, jax.device_get(state.params), None, KEY, PREPARE)
     images = {name: x[:12] for name, x in IMAGES[0].items()}
     filled = {name: np.concatenate([x, x[:4]]) for name, x in images.items()}
@@ -187,7 +191,7 @@ def test_evaluation_with_filling_is_the_reference_without(shape):
     right = alone.loss(alone.params, images)
     assert_evaluates(evaluate(state, [filled]), right)
 
-    state = tiny_state(row, mesh_of(shape))
+    state = tiny_state(row, shape)
     filled = documents(0, padded=4)
     texts = {name: x[:12] for name, x in filled.items()}
     assert_evaluates(evaluate(state, [filled]), gpt_alone().loss(weights(), texts))

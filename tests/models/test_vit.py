@@ -1,4 +1,5 @@
 """The vision transformer: its sizes, its layouts, dropout on and off, its dtypes."""
+import contextlib
 import dataclasses
 
 import jax
@@ -6,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AxisType
+from meshes import on_one_device
 
 from meshbook.models import ViT, ViTConfig
 from meshbook.models.layers import dropout
@@ -20,6 +23,7 @@ def build(config=SMALL, sharding=Sharding.none(), seed=0):
     return ViT(config, sharding, rngs=nnx.Rngs(seed))
 
 
+@on_one_device
 def test_the_source_has_as_many_parameters_as_counted_by_hand():
     model = nnx.eval_shape(lambda: build(ViTConfig()))
     count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model)))
@@ -34,6 +38,7 @@ def test_parameters_of_one_device_along_model(ways):
     assert held == costs.vit_parameters(SMALL, ways)
 
 
+@on_one_device
 def test_the_order_of_the_patches_matters():
     model = build()
     turned = IMAGES[:, ::-1]
@@ -43,6 +48,7 @@ def test_the_order_of_the_patches_matters():
     np.testing.assert_allclose(model(IMAGES), model(cut), atol=1e-4)
 
 
+@on_one_device
 def test_dropout_is_on_with_a_key_and_off_without():
     model, key = build(), jax.random.key(1)
     assert (model(IMAGES) == model(IMAGES)).all()
@@ -58,6 +64,7 @@ def test_dropout_keeps_the_mean_and_drops_its_share():
     assert abs(float(y.mean()) - 1) < 0.01
 
 
+@on_one_device
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_dtype_reaches_every_layer(dtype):
     model = build(dataclasses.replace(SMALL, dtype=dtype))
@@ -69,6 +76,7 @@ def test_dtype_reaches_every_layer(dtype):
     assert model(IMAGES).dtype == dtype
 
 
+@on_one_device
 def test_param_dtype_reaches_every_parameter():
     model = build(dataclasses.replace(SMALL, param_dtype=jnp.bfloat16))
     assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(model))} == {np.dtype(jnp.bfloat16)}
@@ -85,6 +93,7 @@ def all_equations(jaxpr):
                 yield from all_equations(inner.jaxpr)
 
 
+@on_one_device
 def test_a_profile_reads_like_the_code():
     text = jax.jit(lambda x: build()(x)).lower(IMAGES).as_text(debug_info=True)
     for scope in ("embed", "block_0", "block_1", "attention", "mlp", "head"):
@@ -95,12 +104,15 @@ def test_a_profile_reads_like_the_code():
     (dict(patch=5), "32 pixels is not cut evenly by patches of 5"),
     (dict(heads=7), "D=384 does not divide into 7 heads"),
     (dict(dropout=1.0), r"share in \[0, 1\); found 1.0"),
+    (dict(layers=-1), "layers is a number from 1; found -1"),
+    (dict(hidden=0), "hidden is a number from 1; found 0"),
 ])
 def test_sizes_that_do_not_fit(sizes, words):
     with pytest.raises(ValueError, match=words):
         ViTConfig(**sizes)
 
 
+@on_one_device
 def test_images_of_another_shape():
     with pytest.raises(ValueError, match=r"expected images \(B, 32, 32, 3\), found \(8, 28, 28, 3\)"):
         build()(np.zeros((8, 28, 28, 3), np.float32))
@@ -115,6 +127,9 @@ def test_heads_and_hidden_units_that_the_mesh_cannot_divide(change, words):
         build(dataclasses.replace(SMALL, **change), Sharding.tensor_parallel())
 
 
-def test_a_split_model_needs_a_mesh():
-    with pytest.raises(ValueError, match="there is no mesh"):
-        build(sharding=Sharding.tensor_parallel())
+@pytest.mark.parametrize("mesh, found", [
+    (None, "no mesh"), (make_mesh((4, 2), axis_types=AxisType.Auto), "an Auto mesh, .*'batch'")])
+def test_a_model_needs_an_explicit_mesh(mesh, found):
+    with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
+        with pytest.raises(ValueError, match=f"needs an Explicit mesh around it.*; found {found}"):
+            build()

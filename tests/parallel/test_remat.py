@@ -6,8 +6,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from jax.sharding import AxisType
-
+from meshes import on_one_device
 from tiny_vit import KEY, QUICKLY, run
 
 from meshbook import proofs
@@ -19,7 +18,7 @@ from meshbook.training import as_it_is, create_state, loss_and_metrics, train_st
 
 CONFIG = ViTConfig(embed=32, hidden=64, heads=4, layers=2, patch=8, dropout=0.0)
 B, PARTS = 32, 4
-MESHES = [None, ((4, 2), AxisType.Explicit), ((4, 2), AxisType.Auto)]
+SHAPES = [(1, 1), (4, 2)]
 
 
 def batch(seed):
@@ -29,29 +28,31 @@ def batch(seed):
 
 
 @functools.cache
-def compiled(kind="plain", mesh=None, config=CONFIG):
+def compiled(kind="plain", shape=(1, 1), config=CONFIG):
     model = CheckpointedViT if kind == "checkpointed" else ViT
     loss = in_microbatches(loss_and_metrics, PARTS) if kind == "parts" else loss_and_metrics
-    mesh = mesh and make_mesh(mesh[0], axis_types=mesh[1])
-    table = Sharding.tensor_parallel() if mesh else Sharding.none()
-    make = lambda: model(config, table, rngs=nnx.Rngs(0))
+    make = lambda: model(config, Sharding.tensor_parallel(), rngs=nnx.Rngs(0))
+    mesh = make_mesh(shape)
     state = create_state(make, optax.sgd(0.05, momentum=0.0), mesh, as_it_is, loss)
-    return state, train_step.lower(state, place(batch(0), mesh), KEY).compile(QUICKLY)
+    with jax.set_mesh(mesh):
+        step = train_step.lower(state, place(batch(0), mesh), KEY)
+    return state, step.compile(QUICKLY)
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", ["checkpointed", "parts"])
-def test_training_is_the_same(kind, mesh):
+def test_training_is_the_same(kind, shape):
     batches = [batch(seed) for seed in range(3)]
-    proofs.assert_same_training(run(*compiled(kind, mesh)), run(*compiled()), batches)
+    proofs.assert_same_training(run(*compiled(kind, shape)), run(*compiled()), batches)
 
 
 def test_dropout_is_the_same_when_a_block_is_computed_again():
     config = ViTConfig(embed=32, hidden=64, heads=4, layers=2, patch=8, dropout=0.5)
-    plain, again = (run(*compiled(kind, None, config)) for kind in ("plain", "checkpointed"))
+    plain, again = (run(*compiled(kind, config=config)) for kind in ("plain", "checkpointed"))
     proofs.assert_same_training(again, plain, [batch(seed) for seed in range(3)])
 
 
+@on_one_device
 def test_each_part_draws_its_own_dropout():
     loss = in_microbatches(lambda params, program, batch, key: (
         jax.random.uniform(key) * params, {}), PARTS)
@@ -76,7 +77,7 @@ def test_a_checkpoint_costs_the_forward_pass_of_the_blocks_again():
 
 
 def test_parts_cost_no_work_but_travel_each_time():
-    state, program = compiled("parts", MESHES[1])
+    state, program = compiled("parts", (4, 2))
     mesh = state.program.mesh
     proofs.assert_divided(program, 8, *costs.vit_step_flops(CONFIG, B, 2), rtol=1e-9)
     traffic = costs.vit_step_traffic(CONFIG, mesh, B)
@@ -87,6 +88,7 @@ def test_parts_cost_no_work_but_travel_each_time():
     proofs.assert_communicates(program, mesh, traffic)
 
 
+@on_one_device
 def test_what_cannot_be_cut_is_refused():
     with pytest.raises(ValueError, match="32 rows does not divide into 5 parts"):
         in_microbatches(loss_and_metrics, 5)({}, None, batch(0))

@@ -7,7 +7,7 @@ import pytest
 from meshbook.models import MiniGPTConfig, ViTConfig
 from meshbook.planning import topologies
 from meshbook.planning.devices import DEVICES
-from meshbook.planning.estimates import ROWS, estimate
+from meshbook.planning.estimates import PRESETS, estimate
 
 RECORD = {name: cell for name, cell in topologies.recorded().items()
           if cell.fits and not cell.rematerialised
@@ -54,7 +54,7 @@ def test_without_a_split_model_the_axis_model_repeats_the_work():
 
 
 def test_fully_sharded_holds_less_of_the_model_and_sends_more():
-    tensor, fully = (estimate(SMALL, row, {"batch": 8, "model": 1}, 16, V5E) for row in ROWS[1:])
+    tensor, fully = (estimate(SMALL, preset, {"batch": 8, "model": 1}, 16, V5E) for preset in PRESETS[1:])
     assert fully.memory["moments"] < tensor.memory["moments"] / 7
     assert fully.traffic.total.bytes > 1.9 * tensor.traffic.total.bytes
     assert fully.floors["interconnect"] < tensor.floors["interconnect"]  # in bfloat16, in pieces
@@ -62,14 +62,14 @@ def test_fully_sharded_holds_less_of_the_model_and_sends_more():
     assert not alone.traffic and alone.memory["gathered"] == 0
 
 
-@pytest.mark.parametrize("row, mesh, batch, words", [
+@pytest.mark.parametrize("preset, mesh, batch, words", [
     ("pipeline", (4, 2), 16, "one of .*'fully_sharded'.*; found 'pipeline'"),
     ("data_parallel", (3, 1), 16, "batch=16 does not divide over mesh axis 'batch' of size 3"),
     ("tensor_parallel", (1, 8), 16, "heads=4 does not divide over mesh axis 'model' of size 8"),
     ("fully_sharded", (32, 1), 32, "embed=48 does not divide .* 'batch' of size 32: 48 = 32·1")])
-def test_what_cannot_be_is_refused(row, mesh, batch, words):
+def test_what_cannot_be_is_refused(preset, mesh, batch, words):
     with pytest.raises(ValueError, match=words):
-        estimate(SMALL, row, dict(zip(("batch", "model"), mesh)), batch, V5E)
+        estimate(SMALL, preset, dict(zip(("batch", "model"), mesh)), batch, V5E)
 
 
 @pytest.mark.parametrize("config", [ViTConfig(), MiniGPTConfig()], ids=["ViT", "MiniGPT"])

@@ -189,8 +189,6 @@ def test_a_recorded_cell_compiles_to_the_same_again(name):
     (one,) = (each for each in aot.cells() if each.name == name)
     found, record = compile_for(one.tpu, *aot.program(one)), RECORD[name]
     assert (found.fits, found.traffic) == (record.fits, record.traffic)
-    if found.versions == record.versions:
-        assert found == dataclasses.replace(record, seconds=found.seconds)
     assert found.peak == pytest.approx(record.peak, rel=0.05)
     assert found.flops == (record.flops and pytest.approx(record.flops, rel=0.05))
 

@@ -1,4 +1,4 @@
-"""A MiniGPT small enough for tests, on any mesh by any row of the table: no test is in here."""
+"""A MiniGPT small enough for tests, on any mesh by any preset: no test is in here."""
 import functools
 
 import jax
@@ -6,17 +6,16 @@ import numpy as np
 import optax
 from flax import nnx
 from flax.serialization import to_state_dict
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 from tiny_vit import QUICKLY
 
 from meshbook.models import MiniGPT, MiniGPTConfig
 from meshbook.models.losses import language_loss
-from meshbook.sharding import Sharding, make_mesh, on
+from meshbook.sharding import Sharding, make_mesh
 from meshbook.training import TrainState, as_it_is, initialiser, take_apart
 
 CONFIG = MiniGPTConfig(vocabulary=250, tokens=16, embed=32, hidden=64, heads=4, layers=2)
 ROWS = ("none", "data_parallel", "tensor_parallel", "fully_sharded")
-KINDS = (AxisType.Explicit, AxisType.Auto)
 
 
 def build(config=CONFIG, sharding=Sharding.none()):
@@ -26,20 +25,21 @@ def build(config=CONFIG, sharding=Sharding.none()):
 @functools.cache
 def weights():
     """The weights that every state of CONFIG starts from, on the host."""
-    make = lambda: build()
-    init = initialiser(make, take_apart(make, optax.identity(), None, as_it_is))
-    return jax.tree.map(np.asarray, init.lower().compile(QUICKLY)()[1])
+    make, mesh = (lambda: build()), mesh_of((1, 1))
+    with jax.set_mesh(mesh):
+        init = initialiser(make, take_apart(make, optax.identity(), mesh, as_it_is))
+        return jax.tree.map(np.asarray, init.lower().compile(QUICKLY)()[1])
 
 
 @functools.cache
-def mesh_of(shape, axis_types=AxisType.Explicit):
-    return shape and make_mesh(shape, axis_types=axis_types)
+def mesh_of(shape):
+    return make_mesh(shape)
 
 
-def tiny_state(row="none", mesh=None, optimizer=optax.identity(), loss=language_loss):
+def tiny_state(row="none", shape=(1, 1), optimizer=optax.identity(), loss=language_loss):
     """A run of CONFIG with those weights, and an optimizer's state of zeros."""
-    make = lambda: build(sharding=getattr(Sharding, row)())
-    with on(mesh):
+    make, mesh = (lambda: build(sharding=getattr(Sharding, row)())), mesh_of(shape)
+    with jax.set_mesh(mesh):
         program = take_apart(make, optimizer, mesh, as_it_is, loss)
     shapes = to_state_dict(jax.eval_shape(optimizer.init, weights()))
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
@@ -49,6 +49,4 @@ def tiny_state(row="none", mesh=None, optimizer=optax.identity(), loss=language_
 
 def place_all(tree, specs, mesh):
     """Every leaf where its spec says."""
-    if mesh is None:
-        return jax.device_put(tree)
     return jax.device_put(tree, jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))

@@ -9,7 +9,7 @@ from tiny_gpt import weights
 
 from meshbook.models import ViT, ViTConfig
 from meshbook.proofs.verdicts import named_leaves
-from meshbook.sharding import Sharding
+from meshbook.sharding import Sharding, make_mesh
 from meshbook.training import (
     clipped, decayed, found_in, language_recipe, last_gradients, nested, recipe, weights_of_moments,
 )
@@ -20,7 +20,8 @@ BIASES = {"b_in_F", "b_out_D", "b_qkv_SHK", "scale_D", "bias_D"}
 def vit():
     config = ViTConfig(embed=32, hidden=64, heads=4, layers=2, patch=8)
     make = lambda: ViT(config, Sharding.none(), rngs=nnx.Rngs(0))
-    shapes = nested(nnx.state(nnx.eval_shape(make), nnx.Param))
+    with jax.set_mesh(make_mesh((1, 1))):
+        shapes = nested(nnx.state(nnx.eval_shape(make), nnx.Param))
     return jax.tree.map(lambda x: np.ones(x.shape, x.dtype), shapes)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from jax.sharding import AxisType
+from meshes import on_one_device
 from tiny_gpt import mesh_of
 
 from meshbook import proofs, training
@@ -43,12 +43,11 @@ OPTIMIZERS = {
     "language_recipe": language_recipe(20, 1e-3)}
 
 
-def state_of(name, shape=None, before=None, loss=loss_and_metrics):
-    """A state on no mesh or on one; before: what happens to gradients ahead of the optimizer."""
+def state_of(name, shape=(1, 1), before=None, loss=loss_and_metrics):
+    """A state on a mesh; before: what happens to gradients ahead of the optimizer."""
     optimizer = OPTIMIZERS[name]
-    mesh = shape and mesh_of(shape, AxisType.Auto)
     return training.create_state(
-        Net, optax.chain(before, optimizer) if before else optimizer, mesh, loss=loss)
+        Net, optax.chain(before, optimizer) if before else optimizer, mesh_of(shape), loss=loss)
 
 
 @functools.cache
@@ -73,6 +72,7 @@ def assert_gradients(run, state, batch, share=1.0):
     return norm
 
 
+@on_one_device
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_gradients_are_those_of_the_loss_at_the_start_and_later(name):
     run = alone(name)
@@ -88,13 +88,15 @@ def test_the_gradients_are_those_of_the_loss_at_the_start_and_later(name):
 
 def test_a_run_can_start_from_a_trained_state():
     state, _ = training.fit(state_of("Adam", (8, 1)), BATCHES, KEY)
-    here = jax.device_put(jax.tree.map(np.asarray, state), jax.devices()[0])
-    here = dataclasses.replace(here, program=state_of("Adam").program)
+    here = jax.tree.map(lambda x, like: jax.device_put(np.asarray(x), like.sharding),
+                        dataclasses.replace(state, program=(one := state_of("Adam")).program), one)
     a, b = training.run(state, KEY), training.run(here, KEY)
-    assert_gradients(b, here, BATCHES[0])
+    with jax.set_mesh(here.program.mesh):
+        assert_gradients(b, here, BATCHES[0])
     proofs.assert_same_training(a, b, BATCHES)
 
 
+@on_one_device
 def test_gradients_that_are_clipped_have_the_norm_from_before():
     ten = lambda *arguments: jax.tree.map(lambda x: 10 * x, loss_and_metrics(*arguments))
     run = training.run(state_of("language_recipe", loss=ten), KEY)

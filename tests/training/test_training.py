@@ -7,27 +7,28 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from jax.sharding import AxisType
+from meshes import on_one_device
 from tiny_vit import B, BATCHES, CONFIG, KEY, PREPARE, QUICKLY, RULES, batch, make_state, run
 
 from meshbook import proofs
 from meshbook.hlo.collectives import Moved
 from meshbook.models import ViT, ViTConfig, reference
 from meshbook.planning import costs
-from meshbook.sharding import Sharding, make_mesh, place
+from meshbook.sharding import Sharding, make_mesh
 from meshbook.training import (
-    create_state, evaluate, fit, initialiser, recipe, take_apart, train_step,
+    create_state, evaluate, fit, initialiser, loss_and_metrics, recipe, take_apart, train_step,
 )
 
 SPLIT = ("tensor_parallel", "fully_sharded")
 
 
 @functools.cache
-def compiled(row="none", shape=None, axis_types=AxisType.Explicit):
+def compiled(row="none", shape=(1, 1)):
     """A state under SGD, and its step as a program; every test of both takes the same."""
-    mesh = shape and make_mesh(shape, axis_types=axis_types)
-    state = make_state(row, mesh, optax.sgd(0.05, momentum=0.0))
-    return state, train_step.lower(state, place(BATCHES[0], mesh), KEY).compile(QUICKLY)
+    state = make_state(row, shape, optax.sgd(0.05, momentum=0.0))
+    with jax.set_mesh(state.program.mesh):
+        step = train_step.lower(state, state.program.place(BATCHES[0]), KEY)
+    return state, step.compile(QUICKLY)
 
 
 @functools.cache
@@ -36,6 +37,28 @@ def plain():
     params = jax.tree.map(np.asarray, compiled()[0].params)
     return reference.Reference(
         reference.vit, params, optax.sgd(0.05), KEY, PREPARE, CONFIG.dropout).run()
+
+
+@on_one_device
+@pytest.mark.parametrize("labels, error, message", [
+    (np.float32([1, 2]), TypeError, "expected integers, found float32"),
+    (np.int32([3, 10]), ValueError, "labels from 0 to 9, found 10"),
+    (np.int32([-1, 3]), ValueError, "labels from 0 to 9, found -1"),
+])
+def test_labels_that_are_no_classes_are_refused(labels, error, message):
+    state = make_state()
+    wrong = BATCHES[0] | {"labels": np.resize(labels, B)}
+    with pytest.raises(error, match=message):
+        loss_and_metrics(state.params, state.program, wrong)
+
+
+def test_where_labels_cannot_be_looked_at_their_type_is_and_a_wrong_one_makes_the_loss_nan():
+    state = make_state()
+    for labels in (np.full(B, 10, np.int32), np.full(B, -1, np.int32)):
+        _, history = fit(make_state(), [BATCHES[0] | {"labels": labels}], KEY)
+        assert np.isnan(history[0]["loss"])
+    with pytest.raises(TypeError, match="expected integers, found float32"):
+        fit(state, [BATCHES[0] | {"labels": np.ones(B, np.float32)}], KEY)
 
 
 def test_on_one_device_it_is_the_training_of_the_reference():
@@ -70,18 +93,8 @@ def test_four_proofs(row, shape):
     assert repr(verdict).startswith("same training: 20 steps") and not verdict.zero
 
 
-@pytest.mark.parametrize("row", SPLIT)
-def test_explicit_and_auto_are_one_model(row):
-    (explicit, program), (auto, other) = (
-        compiled(row, (4, 2), kind) for kind in (AxisType.Explicit, AxisType.Auto))
-    moved = [proofs.collectives(p, s.program.mesh) for p, s in ((program, explicit), (other, auto))]
-    assert moved[0] == moved[1]
-    proofs.assert_same_training(run(auto, other), run(explicit, program), BATCHES[:5])
-
-
-@pytest.mark.parametrize("axis_types", [AxisType.Explicit, AxisType.Auto])
-def test_no_device_makes_more_than_its_part(axis_types):
-    mesh = make_mesh((4, 2), axis_types=axis_types)
+def test_no_device_makes_more_than_its_part():
+    mesh = make_mesh((4, 2))
     make = lambda: ViT(CONFIG, Sharding.fully_sharded(), rngs=nnx.Rngs(0))
     with jax.set_mesh(mesh):
         program = take_apart(make, optax.adam(1e-3), mesh, PREPARE)
@@ -91,7 +104,7 @@ def test_no_device_makes_more_than_its_part(axis_types):
 
 
 def test_moments_live_with_their_weights():
-    state = make_state("tensor_parallel", make_mesh((4, 2)))
+    state = make_state("tensor_parallel", (4, 2))
     weights = state.params["blocks"]["0"]["mlp"]["w_in_DF"]
     moment = state.opt_state["0"]["mu"]["blocks"]["0"]["mlp"]["w_in_DF"]
     assert moment.sharding == weights.sharding
@@ -101,7 +114,7 @@ def test_moments_live_with_their_weights():
 def test_a_step_takes_the_memory_of_the_state():
     state = make_state()
     weights = state.params["w_patch_XD"]
-    train_step(state, place(BATCHES[0], None), KEY)
+    fit(state, BATCHES[:1], KEY)
     assert weights.is_deleted()
 
 
@@ -135,8 +148,8 @@ def test_evaluation_is_deterministic_and_skips_padding():
 
 def test_evaluation_does_not_run_far_ahead_of_simulated_devices():
     """With 33 programs in flight it would not return, two times in three: see troubleshooting."""
-    mesh = make_mesh((8, 1))
-    state, rows = make_state("data_parallel", mesh), place(batch(0, 256), mesh)
+    state = make_state("data_parallel", (8, 1))
+    rows = state.program.place(batch(0, 256))
     assert evaluate(state, [rows] * 200) == pytest.approx(evaluate(state, [rows]), rel=1e-6)
 
 
@@ -169,6 +182,7 @@ def test_any_module_can_be_trained():
     assert history[-1]["loss"] < 0.3 * history[0]["loss"]
 
 
+@on_one_device
 def test_twelve_blocks_keep_their_order():
     state = make_state(config=ViTConfig(embed=16, hidden=16, heads=2, layers=12, patch=16))
     model = ViT(ViTConfig(embed=16, hidden=16, heads=2, layers=12, patch=16),
