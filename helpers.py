@@ -8,7 +8,9 @@ import os
 import pathlib
 import textwrap
 import warnings
+from collections.abc import Callable
 from importlib.metadata import version
+from typing import Any
 
 # Set before JAX is imported: its C++ side reads it once.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -25,7 +27,7 @@ PATIENCE = " ".join(
 )
 
 
-def start(devices=8):
+def start(devices: int = 8):
     """Give this process at least `devices` devices, and say in one line what it has.
 
     Accelerators are used when there are enough of them; otherwise the devices are
@@ -50,7 +52,7 @@ def start(devices=8):
     return found
 
 
-def sized(full, *, laptop, test):
+def sized(full: Any, *, laptop: Any, test: Any):
     """Return the value for this run's size: `full`, `laptop` or `test`.
 
     MESHBOOK_SIZE chooses. Without it the size is full on accelerators, and laptop
@@ -59,7 +61,7 @@ def sized(full, *, laptop, test):
     return {"full": full, "laptop": laptop, "test": test}[_size()]
 
 
-def show(obj, against=None):
+def show(obj: Callable, against: Callable | None = None):
     """Return the source of a function or class as a Markdown code fence.
 
     With `against`, another function or class, the fence is the diff from it to `obj`.
@@ -72,7 +74,7 @@ def show(obj, against=None):
     return Fence("diff", "\n".join(list(lines)[2:]))
 
 
-def folded(summary, code, language="text"):
+def folded(summary: str, code: str, language: str = "text"):
     """Return a code fence that unfolds below its summary, a line of words."""
     return Fold(language, code, summary)
 
@@ -88,7 +90,7 @@ def profiles():
     return home / "_build" / "profiles"
 
 
-def refused(function, *args, by=Exception, **kwargs):
+def refused(function: Callable, *args: Any, by: type[Exception] = Exception, **kwargs: Any):
     """Return what this call says when it refuses: the type and message of its error, wrapped.
 
     by: the type of error that is expected; another one is raised as it is. Raises AssertionError
@@ -105,7 +107,7 @@ def refused(function, *args, by=Exception, **kwargs):
 class Bar:
     """A line that fills up from done 0 to done total."""
 
-    def __init__(self, total):
+    def __init__(self, total: int):
         self.total, self.done = total, 0
 
     def __repr__(self):
@@ -113,7 +115,7 @@ class Bar:
         return "█" * full + "░" * (60 - full)
 
 
-def progress(steps):
+def progress(steps: int):
     """An `on_step` for `fit`: a bar that fills up, in place, as steps are sent off."""
     from IPython.display import DisplayHandle
 
@@ -132,7 +134,7 @@ def progress(steps):
 class Fence:
     """A fenced block of code, which notebooks render as Markdown."""
 
-    def __init__(self, language, code):
+    def __init__(self, language: str, code: str):
         self.language = language
         self.code = code.rstrip()
 
@@ -146,7 +148,7 @@ class Fence:
 class Fold(Fence):
     """A fenced block of code that is shown when its summary is clicked."""
 
-    def __init__(self, language, code, summary):
+    def __init__(self, language: str, code: str, summary: str):
         super().__init__(language, code)
         self.summary = summary
 

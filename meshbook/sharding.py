@@ -6,16 +6,20 @@ is a mesh of one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import numpy as np
 from flax.core import FrozenDict
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
 
 
-def make_mesh(shape, axis_names=("batch", "model"), axis_types=AxisType.Explicit):
+def make_mesh(shape: Sequence[int], axis_names: Sequence[str] = ("batch", "model"),
+              axis_types: AxisType | tuple[AxisType, ...] = AxisType.Explicit):
     """A mesh of the first devices, one name and one type an axis.
 
     shape: devices along each axis; axis_types: one type for all axes, or one each.
@@ -40,7 +44,8 @@ def make_mesh(shape, axis_names=("batch", "model"), axis_types=AxisType.Explicit
     )
 
 
-def place(batch, mesh, rows="batch"):
+def place(batch: Mapping[str, Array | np.ndarray], mesh: Mesh,
+          rows: str | tuple[str, ...] = "batch"):
     """A dict of NumPy arrays onto the mesh, rows (B) split over its axis or axes `rows`.
 
     With several JAX processes each gives its own rows of the global batch.
@@ -67,12 +72,12 @@ def place(batch, mesh, rows="batch"):
 LETTERS = "BTSHKDFXCV"  # dimensions of this book's models; `also` adds others
 
 
-def axes_of(rule):
+def axes_of(rule: str | tuple[str, ...] | None):
     """The mesh axes of a rule: None is no axis, a name is one, a tuple is several."""
     return (rule,) if isinstance(rule, str) else tuple(rule or ())
 
 
-def spec_of(letters, rules):
+def spec_of(letters: str, rules: Mapping):
     """The PartitionSpec of a tensor with these dimensions, by one rule per letter.
 
     A mesh axis can split one dimension of a tensor only: the last that asks for it. Axes that are
@@ -116,19 +121,20 @@ class Sharding:
             rules = dict.fromkeys(LETTERS) | dict(getattr(self, name))
             object.__setattr__(self, name, FrozenDict(rules))
 
-    def activation(self, letters):
+    def activation(self, letters: str):
         """Where an activation of these letters lies; KeyError for an unknown letter."""
         return spec_of(letters, self.activations)
 
-    def parameter(self, letters):
+    def parameter(self, letters: str):
         """Where a parameter of these letters is stored; KeyError for an unknown letter."""
         return spec_of(letters, self.parameters)
 
-    def gather(self, letters, w, dtype):
+    def gather(self, letters: str, w: Float[Array | np.ndarray, "..."], dtype: DTypeLike):
         """A parameter as a product needs it: in dtype, gathered where only parameters are split."""
         return jax.reshard(w.astype(dtype), self.activation(letters))
 
-    def also(self, activations=(), parameters=(), **both):
+    def also(self, activations: Mapping | tuple = (), parameters: Mapping | tuple = (),
+             **both: str | tuple[str, ...] | None):
         """These rules and more: for both kinds by letter, or for one of them; the new one wins."""
         return replace(
             self, activations=dict(self.activations) | both | dict(activations),
@@ -152,7 +158,7 @@ class Sharding:
         return cls.tensor_parallel().also(parameters={"D": "batch"})
 
 
-def shard_map_over_the_rest(function, in_specs, out_specs):
+def shard_map_over_the_rest(function: Callable, in_specs: Any, out_specs: Any):
     """shard_map over all axes of the current mesh that no enclosing shard_map is manual over.
 
     Where it stands inside another one, JAX cannot take its gradient: give it a custom_vjp.
@@ -164,7 +170,7 @@ def shard_map_over_the_rest(function, in_specs, out_specs):
     return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=axes)
 
 
-def check_split(letters, shape, spec):
+def check_split(letters: str, shape: Sequence[int], spec: P):
     """ValueError unless the current mesh is an Explicit one that can split the shape so."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or AxisType.Auto in mesh.axis_types:

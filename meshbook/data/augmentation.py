@@ -5,10 +5,12 @@ No function here mixes rows of a batch, so a batch that is split over devices ne
 communication, and nothing is a matrix product.
 """
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int, Shaped, UInt8, UInt32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +27,9 @@ class Preparation:
     scale: tuple = (0.9, 1.0)
     ratio: tuple = (0.9, 1.1)
 
-    def __call__(self, inputs_BHWC, key=None):
+    def __call__(
+        self, inputs_BHWC: UInt8[Array | np.ndarray, "B H W C"], key: jax.Array | None = None
+    ):
         """uint8 (B, H, W, C) to float32 of the same shape; augmented if there is a key."""
         images_BHWC = inputs_BHWC.astype(jnp.float32)
         if key is not None:
@@ -33,13 +37,18 @@ class Preparation:
         return normalise(images_BHWC, self.mean, self.std)
 
 
-def normalise(images_BHWC, mean, std):
+def normalise(
+    images_BHWC: Float[Array | np.ndarray, "B H W C"], mean: Sequence[float], std: Sequence[float]
+):
     """Pixels 0 to 255 to float32 with mean 0 and deviation 1 over the training set."""
     mean, std = np.float32(mean), np.float32(std)
     return (images_BHWC / np.float32(255) - mean) / std
 
 
-def augment(inputs_BHWC, key, flip, scale, ratio):
+def augment(
+    inputs_BHWC: UInt8[Array | np.ndarray, "B H W 3"], key: jax.Array, flip: bool,
+    scale: Sequence[float], ratio: Sequence[float]
+):
     """A random crop of each image, resized to the image's own size, flipped or not.
 
     Returns float32 (B, H, W, C), pixels 0 to 255. The law is that of torchvision's
@@ -52,7 +61,7 @@ def augment(inputs_BHWC, key, flip, scale, ratio):
     return jax.vmap(resized_crop)(inputs_BHWC, *box_B, flip_B)
 
 
-def rows_like(x):
+def rows_like(x: Shaped[Array | np.ndarray, "..."]):
     """The sharding of a matrix whose rows lie where x has its rows, if x's type says so."""
     sharding = jax.typeof(x).sharding
     explicit = jax.sharding.AxisType.Explicit in sharding.mesh.axis_types
@@ -60,7 +69,10 @@ def rows_like(x):
     return jax.sharding.NamedSharding(sharding.mesh, rows) if explicit else None
 
 
-def crop_boxes(draws_BN, H, W, scale, ratio):
+def crop_boxes(
+    draws_BN: Float[Array | np.ndarray, "B N"], H: int, W: int,
+    scale: Sequence[float], ratio: Sequence[float]
+):
     """Boxes (top, left, height, width), each float32 (B,), from 22 uniform numbers each.
 
     Ten tries of area and ratio; the first that fits counts; if none does, the largest
@@ -86,8 +98,9 @@ def crop_boxes(draws_BN, H, W, scale, ratio):
     return top, left, height, width
 
 
-def two_taps(start, length, size):
+def two_taps(start: float | Array, length: float | Array, size: int):
     """For each of `size` outputs: two neighbours in the crop and the second's weight."""
+    # The centres of pixels, not their corners, lie on one another, as torchvision has it.
     at = (jnp.arange(size) + 0.5) * (length / size) - 0.5
     at = jnp.clip(at, 0, length - 1)
     low = jnp.floor(at)
@@ -95,7 +108,10 @@ def two_taps(start, length, size):
     return (start + low).astype(jnp.int32), (start + high).astype(jnp.int32), at - low
 
 
-def resized_crop(image_HWC, top, left, height, width, flip):
+def resized_crop(
+    image_HWC: UInt8[Array | np.ndarray, "H W 3"], top: float | Array, left: float | Array,
+    height: float | Array, width: float | Array, flip: bool | Array
+):
     """One crop, brought back to (H, W, C) by bilinear interpolation, float32 0 to 255."""
     H, W, _ = image_HWC.shape
     low, high, weight = two_taps(left, width, W)
@@ -108,18 +124,18 @@ def resized_crop(image_HWC, top, left, height, width, flip):
     return a + (b - a) * weight[:, None, None]
 
 
-def pack(image_HWC):
+def pack(image_HWC: UInt8[Array | np.ndarray, "H W 3"]):
     """A pixel's three bytes and a zero as one uint32: gathering then moves whole pixels."""
     padded = jnp.pad(image_HWC, [(0, 0), (0, 0), (0, 1)])
     return jax.lax.bitcast_convert_type(padded, jnp.uint32)
 
 
-def unpack(pixels_HW):
+def unpack(pixels_HW: UInt32[Array, "H W"]):
     """The inverse of pack, as float32 (H, W, 3)."""
     image_HWC = jax.lax.bitcast_convert_type(pixels_HW, jnp.uint8)[..., :3]
     return image_HWC.astype(jnp.float32)
 
 
-def take(x, rows):
+def take(x: Shaped[Array, "..."], rows: Int[Array, "R"]):
     """x[rows], where every row is known to be there."""
     return x.at[rows].get(mode="promise_in_bounds")

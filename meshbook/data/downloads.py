@@ -13,6 +13,8 @@ import shutil
 import sys
 import tarfile
 import time
+from collections.abc import Callable, Iterable
+from typing import Any
 
 CHUNK = 1 << 16  # bytes read at a time
 TIMEOUT = (10, 30)  # seconds to connect, seconds without a byte
@@ -22,7 +24,10 @@ class DownloadError(RuntimeError):
     """No mirror gave the file; the message has a line for every mirror."""
 
 
-def fetch_tar(mirrors, sha256, needed, folder, unpacked, tries=4, wait=1.0):
+def fetch_tar(
+    mirrors: Iterable[str], sha256: str, needed: int, folder: str | os.PathLike, unpacked: str,
+    tries: int = 4, wait: float = 1.0
+):
     """Download a tar file and put its folder `unpacked` into `folder`; returns its path.
 
     mirrors are addresses of the same file, tried in order, each up to `tries` times with
@@ -40,7 +45,10 @@ def fetch_tar(mirrors, sha256, needed, folder, unpacked, tries=4, wait=1.0):
     return target
 
 
-def fetch_file(mirrors, sha256, needed, path, tries=4, wait=1.0):
+def fetch_file(
+    mirrors: Iterable[str], sha256: str, needed: int, path: str | os.PathLike,
+    tries: int = 4, wait: float = 1.0
+):
     """Download one file to `path`, whole or not at all; the rest is as for `fetch_tar`."""
     path = pathlib.Path(path).expanduser()
     with unfinished(path, needed) as work:
@@ -49,7 +57,7 @@ def fetch_file(mirrors, sha256, needed, path, tries=4, wait=1.0):
 
 
 @contextlib.contextmanager
-def unfinished(target, needed):
+def unfinished(target: pathlib.Path, needed: int):
     """The hidden folder beside the target, for what is not finished, if there is room for it."""
     work = target.with_name(f".{target.name}.unfinished")
     work.mkdir(parents=True, exist_ok=True)
@@ -60,7 +68,7 @@ def unfinished(target, needed):
 
 
 @contextlib.contextmanager
-def removed_unless_resumable(work):
+def removed_unless_resumable(work: pathlib.Path):
     """Remove the folder, except when the network or the reader cut a download short."""
     try:
         yield
@@ -75,7 +83,7 @@ def removed_unless_resumable(work):
 
 
 @contextlib.contextmanager
-def clear_when_full(folder, needed):
+def clear_when_full(folder: pathlib.Path, needed: int):
     """Say in one sentence that the disk is full."""
     try:
         yield
@@ -87,7 +95,7 @@ def clear_when_full(folder, needed):
                       f"{folder}, found {free:,}; nothing half-written was kept") from error
 
 
-def fetch(mirrors, sha256, work, tries, wait):
+def fetch(mirrors: Iterable[str], sha256: str, work: pathlib.Path, tries: int, wait: float):
     """The verified file in the folder `work`, from the first mirror that has it."""
     failures = []
     for url in mirrors:
@@ -98,7 +106,7 @@ def fetch(mirrors, sha256, work, tries, wait):
     raise DownloadError("\n".join([f"expected a file of SHA-256 {sha256}, found none:", *failures]))
 
 
-def fetch_from(url, sha256, work, tries, wait):
+def fetch_from(url: str, sha256: str, work: pathlib.Path, tries: int, wait: float):
     """The verified file from one mirror; every failure of it becomes a DownloadError."""
     import pooch
     import requests
@@ -120,12 +128,12 @@ def fetch_from(url, sha256, work, tries, wait):
     raise DownloadError(failure)
 
 
-def part_of(work):
+def part_of(work: pathlib.Path):
     """Where the bytes are kept until the file is whole."""
     return pathlib.Path(work, "archive.part")
 
 
-def resume(url, output_file, pooch=None):
+def resume(url: str, output_file: str | os.PathLike, pooch: Any = None):
     """A pooch downloader that asks only for the bytes which are missing (RFC 9110, Range)."""
     import requests
 
@@ -140,7 +148,7 @@ def resume(url, output_file, pooch=None):
     os.replace(part, output_file)  # pooch now verifies its SHA-256
 
 
-def save(response, part, have):
+def save(response: Any, part: pathlib.Path, have: int):
     """Write the answer behind the first `have` bytes of the file, with a progress bar."""
     import requests
     from tqdm import tqdm
@@ -156,13 +164,13 @@ def save(response, part, have):
         raise requests.ConnectionError(f"expected {have + missing:,} bytes, found {found:,}")
 
 
-def unpack(archive, folder):
+def unpack(archive: str | os.PathLike, folder: str | os.PathLike):
     """Unpack a tar file; members that would land outside the folder are refused."""
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
 
 
-def command(main, usage):
+def command(main: Callable, usage: str):
     """Run main(DIR) for a command line of one argument; what goes wrong is one sentence."""
     if len(sys.argv) != 2:
         raise SystemExit(f"usage: {usage}")

@@ -7,6 +7,7 @@ one of attributes (Knuth 1968): a word may be right only because of another, fiv
 import itertools
 import math
 import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,7 +104,7 @@ class Place:
     words: dict  # from the rows chosen of those facts to the word
 
 
-def tables(facts):
+def tables(facts: Mapping[str, str]):
     """{fact: [{column: word} of each row]}; a fact on one line is one column, its name first."""
     found = {}
     for fact, text in facts.items():
@@ -118,7 +119,7 @@ TABLES = tables(FACTS)
 FACT_OF = {column: fact for fact, rows in TABLES.items() for column in rows[0]}
 
 
-def place(piece, first):
+def place(piece: str, first: bool):
     """The Place that one piece of a sentence describes: `tree`, `{name}`, `[was|is]` ..."""
     before, core, after = re.fullmatch(r'("?)(\[.+\]|\{.+\}|\w+)(\W*)', piece).groups()
     by_tense = core.strip("[]").split("|") if core.startswith("[") else [core] * 2
@@ -141,7 +142,7 @@ SIZES = [len(rows) for rows in TABLES.values()] + [len(ways) for ways in SENTENC
 COUNT = math.prod(SIZES)  # stories, no two of them equal: parse() is the inverse of nth()
 
 
-def nth(number):
+def nth(number: int | np.integer):
     """The story of this number, from 0 to COUNT - 1; the number's digits are its choices."""
     digits = [int(digit) for digit in np.unravel_index(number, SIZES)]
     row, taken = dict(zip(TABLES, digits)), digits[len(TABLES):]
@@ -149,17 +150,17 @@ def nth(number):
     return " ".join(each.words[tuple(row[fact] for fact in each.facts)] for each in places)
 
 
-def story(rng):
+def story(rng: np.random.Generator):
     """One story, drawn with a NumPy generator; all are equally likely."""
     return nth(rng.integers(COUNT))
 
 
-def stories(seed, count):
+def stories(seed: int | np.integer, count: int | np.integer):
     """Yield `count` different stories; the seed says which, and in which order."""
     yield from map(nth, np.random.default_rng(seed).choice(COUNT, count, replace=False))
 
 
-def parse(text):
+def parse(text: str):
     """(number, None) where nth(number) is this text, else (None, the first thing that is wrong)."""
     words, at, taken = text.split(" "), 0, []
     possible = {fact: set(range(len(rows))) for fact, rows in TABLES.items()}
@@ -178,7 +179,7 @@ def parse(text):
     return int(np.ravel_multi_index(rows + taken, SIZES)), None
 
 
-def follow(sentence, words, at, possible):
+def follow(sentence: Sequence[Place], words: list[str], at: int, possible: dict[str, set[int]]):
     """Read one sentence from words[at:]; `possible` are the rows left for each fact.
 
     Returns (where it ends, the rows left then, None), or (where it fails, None, what would fit).
@@ -194,18 +195,20 @@ def follow(sentence, words, at, possible):
     return at, possible, None
 
 
-def refusal(ordinal, before, expected, found):
+def refusal(
+    ordinal: int, before: Sequence[str], expected: Collection[str], found: Sequence[str]
+):
     """One line: which sentence, how it began, which words could have followed, which did."""
     words = " or ".join(repr(word) if word != END else word for word in sorted(expected))
     began = f", after {' '.join(before)!r}" if before else ""
     return f"sentence {ordinal}{began}: expected {words}, found {repr(found[0]) if found else END}"
 
 
-def accepts(text):
+def accepts(text: str):
     """Whether the text is, word for word, one of the COUNT stories."""
     return why_not(text) is None
 
 
-def why_not(text):
+def why_not(text: str):
     """None for a story, else one line about the first word at which it stops being one."""
     return parse(text)[1]

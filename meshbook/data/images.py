@@ -8,9 +8,12 @@ import hashlib
 import os
 import pathlib
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import grain
 import numpy as np
+from jaxtyping import Float, UInt8
 
 from meshbook.data.augmentation import Preparation
 from meshbook.data.order import Stream, epoch_order, process_share
@@ -66,7 +69,7 @@ class Splits:
         return Preparation(self.mean, self.std, self.flip)
 
 
-def load(folder=None):
+def load(folder: str | os.PathLike | None = None):
     """CIFAR-10 from `folder` (default: MESHBOOK_DATA), or the digits if there is none.
 
     Returns Splits: 45,000 / 5,000 / 10,000 images of CIFAR-10, or 1,297 / 200 / 300
@@ -89,7 +92,7 @@ def load_digits():
                   source="scikit-learn digits, a stand-in for CIFAR-10")
 
 
-def load_cifar10(folder):
+def load_cifar10(folder: str | os.PathLike):
     """CIFAR-10 through torchvision, every md5 verified (Krizhevsky, 2009)."""
     from torchvision.datasets import CIFAR10
 
@@ -102,7 +105,7 @@ def load_cifar10(folder):
                   source="CIFAR-10", is_stand_in=False)
 
 
-def check_folder(folder, dataset):
+def check_folder(folder: str | os.PathLike, dataset: Any):
     """Raise one clear sentence if a file of the dataset is missing or damaged."""
     meta = (dataset.meta["filename"], dataset.meta["md5"])
     for name, expected in [*dataset.train_list, *dataset.test_list, meta]:
@@ -118,12 +121,12 @@ def check_folder(folder, dataset):
                              f"found {found} in {path.stat().st_size:,} bytes")
 
 
-def as_images(dataset):
+def as_images(dataset: Any):
     """A torchvision dataset's arrays, each image's bytes together in memory."""
     return Images(np.ascontiguousarray(dataset.data), np.asarray(dataset.targets, np.int32))
 
 
-def enlarge(images_NHW):
+def enlarge(images_NHW: Float[np.ndarray, "N H W"]):
     """Grey levels 0 to 16 to uint8 (N, SIDE, SIDE, 3), linear between the pixels."""
     old = images_NHW.shape[1]
     at = np.clip((np.arange(SIDE) + 0.5) * old / SIDE - 0.5, 0, old - 1)
@@ -132,16 +135,17 @@ def enlarge(images_NHW):
     return np.repeat(np.rint(grey).astype(np.uint8)[..., None], 3, axis=-1)
 
 
-def cut(pool, sizes, seed):
+def cut(pool: Images, sizes: Sequence[int], seed: int | np.integer):
     """Disjoint sets of the given sizes, cut from one seeded permutation."""
     order = np.random.default_rng(seed).permutation(len(pool))
     parts = np.split(order, np.cumsum(sizes))[:len(sizes)]
     return [Images(pool.inputs[rows], pool.labels[rows]) for rows in parts]
 
 
-def channel_statistics(inputs_NHWC):
+def channel_statistics(inputs_NHWC: UInt8[np.ndarray, "N H W 3"]):
     """Mean and deviation of each colour, pixels scaled to [0, 1], exactly: from counts."""
     levels = np.arange(256) / 255
+    # In parts: bincount makes integers of eight bytes of every pixel before it counts.
     counts = sum(np.stack([np.bincount(part[..., c].ravel(), minlength=256)
                            for c in range(3)])
                  for part in np.array_split(inputs_NHWC, 50))
@@ -150,7 +154,9 @@ def channel_statistics(inputs_NHWC):
     return tuple(np.float32(mean).tolist()), tuple(np.float32(std).tolist())
 
 
-def nth_batch(split, batch_size, seed, share, number):
+def nth_batch(
+    split: Images, batch_size: int, seed: int | np.integer, share: slice, number: int | np.integer
+):
     """The rows `share` of global batch `number`: the batch first, then the share."""
     epoch, place = divmod(number, len(split) // batch_size)
     order = epoch_order(len(split), seed, epoch)
@@ -158,8 +164,11 @@ def nth_batch(split, batch_size, seed, share, number):
     return {"inputs": split.inputs[rows], "labels": split.labels[rows]}
 
 
-def batches(split, batch_size, seed, epochs=None, workers=0,
-            process_index=None, process_count=None):
+def batches(
+    split: Images, batch_size: int, seed: int | np.integer,
+    epochs: int | None = None, workers: int = 0,
+    process_index: int | None = None, process_count: int | None = None
+):
     """Shuffled training batches as a Stream: an iterator with get_state and set_state.
 
     Each is a dict of inputs uint8 (B, H, W, C) and labels int32 (B,), where B is
@@ -191,8 +200,10 @@ def mark_flags_as_parsed():
         flags.FLAGS.mark_as_parsed()
 
 
-def evaluation_batches(split, batch_size,
-                       process_index=None, process_count=None):
+def evaluation_batches(
+    split: Images, batch_size: int,
+    process_index: int | None = None, process_count: int | None = None
+):
     """Every image exactly once, in order; the last batch is filled up.
 
     Yields dicts like those of `batches`, with a third array, weight float32
@@ -207,7 +218,7 @@ def evaluation_batches(split, batch_size,
                "weight": weight}
 
 
-def main(folder):
+def main(folder: str | os.PathLike):
     """Download CIFAR-10 into the folder, unless an intact copy is there already."""
     from torchvision.datasets import CIFAR10
     from meshbook.data import downloads

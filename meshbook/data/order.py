@@ -1,17 +1,21 @@
 """The order of records: a permutation for each epoch, each process's part, and the stream."""
 import functools
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
 
 
 @functools.lru_cache(maxsize=4)
-def epoch_order(length, seed, epoch):
+def epoch_order(length: int, seed: int | np.integer, epoch: int | np.integer):
     """The order of the records in one epoch: a permutation of range(length)."""
     return np.random.default_rng((seed, epoch)).permutation(length)
 
 
-def process_share(batch_size, process_index=None, process_count=None):
+def process_share(
+    batch_size: int, process_index: int | None = None, process_count: int | None = None
+):
     """The slice of a global batch that one process holds."""
     count = jax.process_count() if process_count is None else process_count
     index = jax.process_index() if process_index is None else process_index
@@ -29,7 +33,7 @@ class Stream:
     made of, with `sha256`; settings: what else decides them, as JSON values.
     """
 
-    def __init__(self, batches, data, **settings):
+    def __init__(self, batches: Iterator, data: Any, **settings: Any):
         self.batches, self.data, self.settings = batches, data, settings
         self.get_state, self.set_state = batches.get_state, batches.set_state
 

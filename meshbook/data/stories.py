@@ -6,7 +6,9 @@ import hashlib
 import itertools
 import os
 import pathlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tiktoken
@@ -46,7 +48,7 @@ class Stories:
         return float(counts @ vocabulary.byte_lengths(self.encoding) / (counts.sum() - 1))
 
 
-def load(folder=None):
+def load(folder: str | os.PathLike | None = None):
     """TinyStories from `folder` (default: MESHBOOK_DATA), or the grammar's without one.
 
     Returns Stories. Text is tokenised the first time; the tokens are kept beside it, or in the
@@ -68,7 +70,7 @@ def load_grammar():
                    source="a grammar's stories, a stand-in for TinyStories")
 
 
-def load_tinystories(folder):
+def load_tinystories(folder: str | os.PathLike):
     """The stories of the text files in `folder`/tinystories, with GPT-2's vocabulary.
 
     Files with "valid" in their name are for validation, or else the last one; the others for
@@ -83,7 +85,7 @@ def load_tinystories(folder):
     return Stories(train, held, encoding, source="TinyStories", is_stand_in=False)
 
 
-def text_files(folder):
+def text_files(folder: pathlib.Path):
     """(training files, validation files) among the *.txt of a folder."""
     paths = sorted(folder.glob("*.txt"))
     if len(paths) < 2:
@@ -96,7 +98,7 @@ def text_files(folder):
     return training, validating
 
 
-def stories_in(paths):
+def stories_in(paths: Iterable[str | os.PathLike]):
     """Yield the stories of text files, END between them, without the space around each."""
     for path in paths:
         rest = ""
@@ -106,7 +108,7 @@ def stories_in(paths):
         yield from filter(None, [rest.strip()])
 
 
-def blocks(path):
+def blocks(path: str | os.PathLike):
     """Yield a text in pieces of a million characters; ValueError where it is not UTF-8."""
     try:
         with open(path, encoding="utf8") as file:
@@ -116,14 +118,14 @@ def blocks(path):
         raise ValueError(f"{path} is not text in UTF-8: {error}") from None
 
 
-def without(stories, others):
+def without(stories: Iterable[str], others: Iterable[str]):
     """Yield the stories that are not among the others, compared by their SHA-256."""
     fingerprint = lambda text: hashlib.sha256(text.encode()).digest()
     known = {fingerprint(text) for text in others}
     return (text for text in stories if fingerprint(text) not in known)
 
 
-def kept(path, encoding, documents):
+def kept(path: pathlib.Path, encoding: tiktoken.Encoding, documents: Callable):
     """The Tokens of a file; it is written first where it is not there, or not whole."""
     try:
         return read_tokens(path, encoding)
@@ -132,7 +134,7 @@ def kept(path, encoding, documents):
         return read_tokens(path, encoding)
 
 
-def cache(encoding, *recipe, beside=None):
+def cache(encoding: tiktoken.Encoding, *recipe: Any, beside: pathlib.Path | None = None):
     """The folder for tokens made by this recipe: in `beside`, or else in the user's cache.
 
     The latter without `beside`, and where that is read-only.
@@ -146,12 +148,12 @@ def cache(encoding, *recipe, beside=None):
     return pathlib.Path(pooch.os_cache("meshbook")) / name
 
 
-def stamp(path):
+def stamp(path: pathlib.Path):
     """What changes with a file: its name, its size, the time of its last change."""
     return path.name, path.stat().st_size, path.stat().st_mtime_ns
 
 
-def main(folder):
+def main(folder: str | os.PathLike):
     """Download TinyStories and GPT-2's vocabulary into the folder, unless they are there."""
     wanted = [(pathlib.Path(folder).expanduser() / "tinystories" / name, size, sha256,
                [f"{home}/datasets/roneneldan/TinyStories/resolve/{REVISION}/{name}"
@@ -164,7 +166,7 @@ def main(folder):
     print(f"TinyStories is in {folder} now: set MESHBOOK_DATA={folder} to use it.")
 
 
-def fetch(path, size, sha256, mirrors):
+def fetch(path: pathlib.Path, size: int, sha256: str, mirrors: Sequence[str]):
     """Download one file, unless an intact copy is there already."""
     from meshbook.data import downloads
 

@@ -13,10 +13,14 @@ import json
 import os
 import pathlib
 import shutil
+from collections.abc import Iterable
 from concurrent import futures
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
+import tiktoken
+from jaxtyping import Integer
 
 from meshbook.data.vocabulary import END, Identity, identity
 
@@ -41,7 +45,10 @@ class Tokens:
         return len(self.starts) - 1
 
 
-def write_tokens(documents, encoding, path, workers=os.cpu_count() or 1):
+def write_tokens(
+    documents: Iterable[str], encoding: tiktoken.Encoding, path: str | os.PathLike,
+    workers: int = os.cpu_count() or 1
+):
     """Tokenise an iterable of texts into the file `path`, which then exists whole or not at all.
 
     `workers` threads encode; only some million characters are in memory at a time.
@@ -69,7 +76,7 @@ def write_tokens(documents, encoding, path, workers=os.cpu_count() or 1):
         file.write(header(count, len(starts) - 1, vocabulary, digest))
 
 
-def encode(documents, encoding, workers):
+def encode(documents: Iterable[str], encoding: tiktoken.Encoding, workers: int):
     """Yield the tokens of the documents, each with END before it, some million at a time.
 
     Threads serve: tiktoken lets go of Python's lock while it encodes.
@@ -79,18 +86,18 @@ def encode(documents, encoding, workers):
         for some in grouped(documents):
             text = "".join(END + each for each in some)
             waiting.append(pool.submit(encode_part, text, encoding))
-            if len(waiting) > workers:
+            if len(waiting) > workers:  # one for each thread, and no more text in memory
                 yield waiting.popleft().result()
         for part in waiting:
             yield part.result()
 
 
-def encode_part(text, encoding):
+def encode_part(text: str, encoding: tiktoken.Encoding):
     """The tokens of a text, uint16; END in it is the token that it names."""
     return encoding.encode_to_numpy(text, allowed_special={END}).astype(np.uint16)
 
 
-def grouped(documents):
+def grouped(documents: Iterable[str]):
     """Yield the documents in lists of about PART characters; ValueError if one contains END."""
     some, size = [], 0
     for number, text in enumerate(documents):
@@ -105,13 +112,13 @@ def grouped(documents):
         yield some
 
 
-def put(file, digest, array):
+def put(file: Any, digest: Any, array: Integer[np.ndarray, "N"]):
     """Append an array to a file and to its SHA-256."""
     file.write(array)
     digest.update(array)
 
 
-def header(count, documents, vocabulary, digest):
+def header(count: int, documents: int, vocabulary: Identity, digest: Any):
     """The first bytes of a file: what is in it, and the SHA-256 of the rest and of this."""
     facts = {"format": FORMAT, "tokens": count, "documents": documents,
              "vocabulary": asdict(vocabulary)}
@@ -120,7 +127,7 @@ def header(count, documents, vocabulary, digest):
     return (line + digest.hexdigest().encode()).ljust(HEADER - 1) + b"\n"
 
 
-def read_header(path, head):
+def read_header(path: str | os.PathLike, head: bytes):
     """(tokens, documents, Identity) of a header, or ValueError if it is the header of none."""
     try:
         facts = json.loads(head.split(b"\n")[0])
@@ -134,7 +141,7 @@ def read_header(path, head):
 
 
 @contextlib.contextmanager
-def whole_or_not_at_all(path):
+def whole_or_not_at_all(path: pathlib.Path):
     """A file to write, which takes its name only when all of it is on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
@@ -155,7 +162,7 @@ def whole_or_not_at_all(path):
         unfinished.unlink(missing_ok=True)
 
 
-def read_tokens(path, encoding):
+def read_tokens(path: str | os.PathLike, encoding: tiktoken.Encoding):
     """The Tokens of a file, as memory maps, every byte of it verified.
 
     Raises FileNotFoundError, or ValueError for a file that is cut short, changed in any bit, of

@@ -7,6 +7,7 @@ import sys
 
 import grain
 import numpy as np
+from jaxtyping import Int, Integer
 
 from meshbook.data.order import Stream, epoch_order, process_share
 from meshbook.data.token_files import Tokens, read_tokens, write_tokens
@@ -14,7 +15,7 @@ from meshbook.data.token_files import Tokens, read_tokens, write_tokens
 __all__ = ["Tokens", "batches", "cut", "evaluation_batches", "read_tokens", "write_tokens"]
 
 
-def cut(ids_N, T):
+def cut(ids_N: Integer[np.ndarray, "N"], T: int):
     """Rows of T+1 tokens at stride T, a view (R, T+1): a row's last token begins the next row.
 
     So each token but the first is a target once, and a row has T inputs and T targets. The last
@@ -27,8 +28,11 @@ def cut(ids_N, T):
     return windows(np.asarray(ids_N), T + 1)[::T]
 
 
-def batches(tokens, B, T, seed, documents=False, epochs=None,
-            process_index=None, process_count=None):
+def batches(
+    tokens: Tokens, B: int, T: int, seed: int | np.integer,
+    documents: bool = False, epochs: int | None = None,
+    process_index: int | None = None, process_count: int | None = None
+):
     """Shuffled training batches as a Stream: an iterator with get_state and set_state.
 
     Each is a dict of inputs and labels, int32 (B, T), where B is this process's contiguous share;
@@ -50,22 +54,26 @@ def batches(tokens, B, T, seed, documents=False, epochs=None,
     return Stream(iter(dataset), tokens, B=B, T=T, seed=seed, documents=documents)
 
 
-def nth_batch(rows_RT1, B, seed, share, end, number):
+def nth_batch(
+    rows_RT1: Integer[np.ndarray, "R T1"], B: int, seed: int | np.integer,
+    share: slice, end: int | None, number: int | np.integer
+):
     """The rows `share` of global batch `number`: the batch first, then the share."""
+    # Rows are counted on from epoch to epoch: a batch may lie in two, or in more.
     epochs, places = np.divmod(np.arange(number * B, (number + 1) * B)[share], len(rows_RT1))
     rows = np.concatenate([epoch_order(len(rows_RT1), seed, epoch)[places[epochs == epoch]]
                            for epoch in range(epochs[0], epochs[-1] + 1)])
     return as_batch(rows_RT1[rows], end)
 
 
-def as_batch(rows_BT1, end=None):
+def as_batch(rows_BT1: Integer[np.ndarray, "B T1"], end: int | None = None):
     """Rows of T+1 tokens as inputs and labels; with the token END, its documents kept apart."""
     batch = {"inputs": rows_BT1[:, :-1].astype(np.int32),
              "labels": rows_BT1[:, 1:].astype(np.int32)}
     return batch if end is None else batch | apart(batch["inputs"], end)
 
 
-def apart(inputs_BT, end):
+def apart(inputs_BT: Int[np.ndarray, "B T"], end: int | np.integer):
     """Which document of its row a token belongs to, and its place in it: two int32 (B, T).
 
     segments count from 1, positions from 0 again at each document. The token `end` opens a
@@ -80,7 +88,10 @@ def apart(inputs_BT, end):
             "positions": at_T - since_BT}
 
 
-def evaluation_batches(tokens, B, T, documents=False, process_index=None, process_count=None):
+def evaluation_batches(
+    tokens: Tokens, B: int, T: int, documents: bool = False,
+    process_index: int | None = None, process_count: int | None = None
+):
     """Every row exactly once, in order; the last batch is filled up.
 
     Yields dicts like those of `batches`, with one more array, weight float32 (B, T): 1 in a row,

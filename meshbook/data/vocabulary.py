@@ -6,7 +6,9 @@ A token is a run of bytes, so every text can be written in every vocabulary, and
 import functools
 import hashlib
 import json
+import os
 import pathlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +27,7 @@ GPT2_FILES = {  # name, and the SHA-256 that tiktoken asks for
 }
 
 
-def gpt2(folder):
+def gpt2(folder: str | os.PathLike):
     """GPT-2's 50,257 tokens, from the files that tiktoken keeps in `folder`/tiktoken-cache.
 
     Nothing is downloaded. Raises FileNotFoundError for a missing file and ValueError for one
@@ -36,13 +38,13 @@ def gpt2(folder):
     return encoding_of("gpt2", ranks)
 
 
-def gpt2_path(folder, file):
+def gpt2_path(folder: str | os.PathLike, file: str):
     """Where tiktoken keeps this file: under the SHA-1 of its address."""
     name = hashlib.sha1((GPT2_HOME + file).encode()).hexdigest()
     return pathlib.Path(folder).expanduser() / "tiktoken-cache" / name
 
 
-def checked(folder, file):
+def checked(folder: str | os.PathLike, file: str):
     """The bytes of one file of GPT-2's vocabulary, or one clear sentence."""
     path, expected = gpt2_path(folder, file), GPT2_FILES[file]
     if not path.is_file():
@@ -69,12 +71,12 @@ def alphabet():
     return {chr(b): b for b in seen} | {chr(256 + i): b for i, b in enumerate(hidden)}
 
 
-def as_bytes(token):
+def as_bytes(token: str):
     """The bytes of a token that is written in GPT-2's visible signs."""
     return bytes(alphabet()[sign] for sign in token)
 
 
-def learn(texts, size, name="learned"):
+def learn(texts: Iterable[str], size: int, name: str = "learned"):
     """A vocabulary of at most `size` tokens, learned from an iterable of texts.
 
     Token b is byte b for b < 256; then, one after the other, the pair of tokens that occurs most
@@ -96,7 +98,7 @@ def learn(texts, size, name="learned"):
     return encoding_of(name, ranks)
 
 
-def encoding_of(name, ranks):
+def encoding_of(name: str, ranks: dict[bytes, int]):
     """The tiktoken encoding of these tokens {bytes: number}, with END as the last."""
     return tiktoken.Encoding(
         name, pat_str=PIECES, mergeable_ranks=ranks, special_tokens={END: len(ranks)},
@@ -115,13 +117,13 @@ class Identity:
         return f"{self.name!r} of {self.size:,} tokens, SHA-256 {self.sha256[:12]}"
 
 
-def token_bytes(encoding):
+def token_bytes(encoding: tiktoken.Encoding):
     """The bytes of every token, in the order of their numbers."""
     return [encoding.decode_single_token_bytes(number) for number in range(encoding.n_vocab)]
 
 
 @functools.lru_cache(maxsize=8)
-def identity(encoding):
+def identity(encoding: tiktoken.Encoding):
     """The Identity of a tiktoken encoding."""
     digest = hashlib.sha256()
     for token in token_bytes(encoding):
@@ -129,7 +131,7 @@ def identity(encoding):
     return Identity(encoding.name, encoding.n_vocab, digest.hexdigest())
 
 
-def byte_lengths(encoding):
+def byte_lengths(encoding: tiktoken.Encoding):
     """int64 (V,): the bytes of text that each token stands for; END stands for none."""
     lengths = np.array([len(token) for token in token_bytes(encoding)])
     lengths[encoding.eot_token] = 0

@@ -6,10 +6,14 @@ annotation. The shards are written into the picture too, `tiles` reads them back
 """
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from meshbook.drawing import svg
 from meshbook.drawing.tiles import bounds, held_data, index_text, tile_shape, tiles_of
@@ -27,20 +31,21 @@ class Drawing(svg.Picture):
         return {device: index for device, index, _ in drawn_tiles(self.html)}
 
 
-def drawn_tiles(html):
+def drawn_tiles(html: str):
     """[(device id, index, fill)] of every coloured tile in the picture, from its attributes."""
     pattern = r'<(?:rect|circle) [^>]*fill="([^"]*)" data-device="(\d+)" data-index="([^"]*)"'
     found = re.findall(pattern, html)
     return [(int(device), parse_index(index), fill) for fill, device, index in found]
 
 
-def parse_index(words):
+def parse_index(words: str):
     """The tuple of slices that `"0:4,8:16"` names; "" is the index of a scalar."""
     pairs = (part.split(":") for part in words.split(",") if part)
     return tuple(slice(int(start), int(stop)) for start, stop in pairs)
 
 
-def assert_tiles(drawing, array, whole=None):
+def assert_tiles(drawing: svg.Picture, array: jax.Array,
+                 whole: jax.Array | np.ndarray | None = None):
     """Check the picture against data on the devices: each device holds the slice that is drawn.
 
     `shard.index` is not used. The array's elements are numbered on the host, the numbers are put
@@ -67,7 +72,7 @@ def assert_tiles(drawing, array, whole=None):
             )
 
 
-def letters_of(name, rank):
+def letters_of(name: str | None, rank: int):
     """The axis letters in a name, `w_DF` or `w[D, F]`: D, F; else `axis 0`, `axis 1`."""
     inside = re.search(r"\[(.*?)\]", name or "")
     if inside:
@@ -79,12 +84,12 @@ def letters_of(name, rank):
     return tuple(f"axis {i}" for i in range(rank))
 
 
-def split_axes(shape, tiles):
+def split_axes(shape: tuple[int, ...], tiles: Iterable[tuple]):
     """The axes along which the tiles differ."""
     return [axis for axis in range(len(shape)) if len({tile[axis] for tile in tiles}) > 1]
 
 
-def arrange(shape, tiles):
+def arrange(shape: tuple[int, ...], tiles: Iterable[tuple]):
     """(vertical axes, horizontal axes), outermost first: the split ones, a matrix's both."""
     axes = list(range(len(shape))) if len(shape) <= 2 else split_axes(shape, tiles)
     if len(shape) > 2 and len(axes) == 1:
@@ -92,7 +97,7 @@ def arrange(shape, tiles):
     return axes[-2::-2][::-1], axes[-1::-2][::-1]
 
 
-def spans(axes, shape, tiles, length):
+def spans(axes: Sequence[int], shape: tuple[int, ...], tiles: Iterable[tuple], length: Real):
     """{(bounds of each of these axes): (offset, extent)} along one direction of the picture."""
     if not axes:
         return {(): (0.0, length)}
@@ -109,18 +114,18 @@ def spans(axes, shape, tiles, length):
     return result
 
 
-def chip_grid(count, width, height):
+def chip_grid(count: int, width: Real, height: Real):
     """(columns, rows, pitch) of the largest round chips, `count` of them, that fit the box."""
     options = []
     for columns in range(1, count + 1):
         rows = -(-count // columns)
         holes = rows * columns - count
         options.append((min(width / columns, height / rows, 26.0), -holes, columns, rows))
-    pitch, _, columns, rows = max(options)
+    pitch, _, columns, rows = max(options)  # chips of one size: the grid with the fewest holes
     return columns, rows, pitch
 
 
-def device_marks(device, tile):
+def device_marks(device: int, tile: tuple[tuple[int, int], ...]):
     """(hint, attributes) of a coloured shape: which device it is and which tile it holds."""
     index = index_text(tile)
     hint = svg.element("title", f"device {device}: [{index.replace(',', ', ')}]")
@@ -128,7 +133,7 @@ def device_marks(device, tile):
     return hint, {"fill": colour, "data_device": str(device), "data_index": index}
 
 
-def device_label(x, y, device, size):
+def device_label(x: Real, y: Real, device: int, size: Real):
     """The id of a device, centred at (x, y) on its colour; nothing where it would be too small."""
     size = min(12.0, size / (0.7 * max(len(str(device)), 1.6)))
     if size < 5:
@@ -136,7 +141,8 @@ def device_label(x, y, device, size):
     return svg.text(x, y + 0.36 * size, str(device), size, fill=svg.ink(svg.device_colour(device)))
 
 
-def draw_tile(x, y, width, height, tile, devices):
+def draw_tile(x: Real, y: Real, width: Real, height: Real, tile: tuple[tuple[int, int], ...],
+              devices: Sequence[int]):
     """A tile: filled by the one device that holds it, or framed around a chip for every copy."""
     if len(devices) == 1:
         hint, marks = device_marks(devices[0], tile)
@@ -155,7 +161,8 @@ def draw_tile(x, y, width, height, tile, devices):
     return "".join(parts)
 
 
-def box_size(shape, tiles, vertical, horizontal, limit):
+def box_size(shape: tuple[int, ...], tiles: Mapping[tuple, Sequence[int]], vertical: Sequence[int],
+             horizontal: Sequence[int], limit: Real):
     """(width, height) of the picture of the tiles: a matrix keeps its proportions within limits."""
     parts = len({tuple(tile[axis] for axis in vertical) for tile in tiles})
     copies = max(len(devices) for devices in tiles.values()) > 1
@@ -169,13 +176,14 @@ def box_size(shape, tiles, vertical, horizontal, limit):
     return min(limit, max(0.4 * limit, high / ratio)), max(low, min(high, ratio * limit))
 
 
-def axis_words(axes, letters, shape):
+def axis_words(axes: Sequence[int], letters: Sequence[str], shape: tuple[int, ...]):
     """`B = 64` or, for nested axes, `H = 8 · K = 16`; without letters the sizes alone."""
     names = [f"{letters[axis]} = " if letters else "" for axis in axes]
     return " · ".join(f"{name}{shape[axis]:,}" for name, axis in zip(names, axes, strict=True))
 
 
-def panel(shape, tiles, letters, limit=290.0):
+def panel(shape: tuple[int, ...], tiles: Mapping[tuple, Sequence[int]], letters: Sequence[str],
+          limit: Real = 290.0):
     """(SVG, width, height) of the tiles of an array, with the names and sizes of its axes."""
     vertical, horizontal = arrange(shape, tiles)
     width, height = box_size(shape, tiles, vertical, horizontal, limit)
@@ -195,7 +203,7 @@ def panel(shape, tiles, letters, limit=290.0):
     return "".join(parts), left + width, top + height
 
 
-def holding(array, tiles):
+def holding(array: jax.Array, tiles: Mapping[tuple, Sequence[int]]):
     """One line that says what a device holds: `each device holds (4, 8) · 128 B`."""
     shapes = {tile_shape(tile) for tile in tiles}
     who = "each device" if sum(map(len, tiles.values())) > 1 else "the device"
@@ -205,14 +213,14 @@ def holding(array, tiles):
     return f"{who} holds {shapes.pop()} · {svg.size_text(most)}"
 
 
-def unseen(shape, tiles, letters):
+def unseen(shape: tuple[int, ...], tiles: Iterable[tuple], letters: Sequence[str]):
     """The axes that the picture leaves out, because no device splits them."""
     vertical, horizontal = arrange(shape, tiles)
     rest = [axis for axis in range(len(shape)) if axis not in (*vertical, *horizontal)]
     return f" · {axis_words(rest, letters, shape)}: not split" if rest and horizontal else ""
 
 
-def describe(array, name):
+def describe(array: jax.Array, name: str | None):
     """The alternative text: what the array is and which device holds which tile."""
     tiles = tiles_of(array)
     words = [
@@ -225,7 +233,7 @@ def describe(array, name):
     return f"{name or 'an array'}, {array.dtype}{list(array.shape)}, in {count}: {listed}"
 
 
-def draw_sharding(array, name=None):
+def draw_sharding(array: Any, name: str | None = None):
     """Draw which device holds which tile of an array of any rank.
 
     One colour is one device; a tile that several devices hold shows a chip for each of them. Axes
@@ -239,7 +247,7 @@ def draw_sharding(array, name=None):
     return Drawing(*titled(body, width, height, title, note, describe(array, name)))
 
 
-def titled(body, width, height, title, note, alt):
+def titled(body: str, width: Real, height: Real, title: str, note: str, alt: str):
     """(SVG, alt text) of a panel under its title and above a line that explains it."""
     head = svg.text(0, 12, title, 12, "start", font_weight="600")
     moved = svg.element("g", body, transform="translate(0 22)")
@@ -247,7 +255,7 @@ def titled(body, width, height, title, note, alt):
     return svg.root(head + moved + foot, max(310.0, width), height + 44, alt), svg.checked_alt(alt)
 
 
-def draw_mesh(mesh):
+def draw_mesh(mesh: Mesh):
     """Draw the devices of a mesh: one cell is one device, one direction is one axis."""
     shape = mesh.devices.shape
     tiles = {

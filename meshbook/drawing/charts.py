@@ -6,13 +6,16 @@ All are inline SVG in the style of the book (`meshbook.drawing.svg`).
 import itertools
 import math
 import statistics
+from collections.abc import Mapping, Sequence
+from numbers import Real
 
 from meshbook.drawing import svg
 
 BARS, RIGHT = 290.0, 66.0
 
 
-def draw_groups(groups, unit, alt, limit=None):
+def draw_groups(groups: Mapping[str, Mapping[str, Real | None]], unit: str, alt: str,
+                limit: tuple[str, Real] | None = None):
     """Horizontal bars {group: {label: value or None}}; a label has one colour in all groups.
 
     limit: (words, value), a dashed line; bars beyond it are hollow past the line, since that much
@@ -56,7 +59,7 @@ def _bar(left, y, value, unit, scale, limit, colour, label):
     return [*parts, svg.text(x, y + 12, words, 11, "start")]
 
 
-def readable(value):
+def readable(value: Real):
     """A number to three significant digits, with commas."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
@@ -64,7 +67,8 @@ def readable(value):
 WIDTH, HEIGHT, LEFT = 420.0, 130.0, 58.0
 
 
-def draw_agreement(panels, unit, alt, band):
+def draw_agreement(panels: Mapping[str, Mapping[str, Sequence[tuple[Real, Real]]]],
+                   unit: str, alt: str, band: Real):
     """How far predictions are off, by the size of what was found, in panels under each other.
 
     panels: {title: {series: [(predicted, found)]}}; a series has one colour in all panels. The
@@ -107,7 +111,7 @@ def _panel(series, colours, top, x, most, band):
                    for name, row in series.items() for predicted, found in row]
 
 
-def draw_spreads(groups, alt):
+def draw_spreads(groups: Mapping[str, Mapping[str, Sequence[Real]]], alt: str):
     """How errors are spread, {group: {label: [shares]}}: a bar to what nine in ten stay under, a
     tick at the median, a line to the worst. Raises ValueError for a row without shares.
     """

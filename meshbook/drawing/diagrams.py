@@ -1,5 +1,9 @@
 """Diagrams made of several drawings: a product and its collective, a model, a tree of weights."""
 
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any
+
 import jax
 import numpy as np
 
@@ -8,7 +12,7 @@ from meshbook.drawing.arrays import describe, letters_of, panel
 from meshbook.drawing.tiles import tile_shape, tiles_of
 
 
-def small_panel(array, name, letters, limit):
+def small_panel(array: jax.Array, name: str, letters: Sequence[str], limit: Real):
     """(SVG, width, height) of an array's tiles under its name, above what one device holds."""
     tiles = tiles_of(array)
     body, width, height = panel(array.shape, tiles, letters, limit)
@@ -18,12 +22,13 @@ def small_panel(array, name, letters, limit):
     return title + svg.element("g", body, transform="translate(0 18)") + each, width, height + 38
 
 
-def moved(body, x, y):
+def moved(body: str, x: Real, y: Real):
     """The same SVG elsewhere."""
     return svg.element("g", body, transform=f"translate({svg.number(x)} {svg.number(y)})")
 
 
-def draw_product(left, right, result, names, step=""):
+def draw_product(left: jax.Array, right: jax.Array, result: jax.Array, names: Sequence[str],
+                 step: str = ""):
     """Draw left × right = result with the tiles of all three and the step that finishes it.
 
     names: three of the form `A[I, J_model]`; step: the collective, "" for none.
@@ -43,7 +48,7 @@ def draw_product(left, right, result, names, step=""):
     return svg.picture("".join(body), 362, high + 24, alt, shown=500)
 
 
-def draw_weights(tree):
+def draw_weights(tree: Any):
     """Draw where every leaf of a tree of arrays lives: its path, its tiles, what a device holds."""
     leaves = [
         (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
@@ -62,7 +67,8 @@ def draw_weights(tree):
     return svg.picture("".join(body), 352, y + 20, alt, shown=480)
 
 
-def draw_flow(steps, alt, repeat=None):
+def draw_flow(steps: Sequence[tuple[str, str]], alt: str,
+              repeat: tuple[int, int, str] | None = None):
     """Draw what a value goes through, downwards: (what happens, shape or words beside it) a step.
 
     repeat: (first step, last step, words) puts a bracket around steps that are repeated.
@@ -87,7 +93,7 @@ def draw_flow(steps, alt, repeat=None):
     return svg.picture("".join(body), across, pitch * len(steps) - 14, alt, shown=1.25 * across)
 
 
-def draw_values(array, name, origins=None):
+def draw_values(array: jax.Array, name: str, origins: Mapping[Real, int] | None = None):
     """Draw the numbers that each device holds: a row of cells for each device.
 
     array: few numbers, of any rank; origins {number: device id}: cells take the colour of the
@@ -111,7 +117,7 @@ def draw_values(array, name, origins=None):
     return svg.picture("".join(body), 332, 24 + 27 * len(rows), f"{name}: {'; '.join(held)}")
 
 
-def cell(x, y, wide, value, device):
+def cell(x: Real, y: Real, wide: Real, value: Real, device: int | None):
     """One number in a square of its device's colour; without a device, in an outline."""
     words = f"{value:.4g}"
     size = min(12.0, 1.5 * wide / max(len(words), 2))

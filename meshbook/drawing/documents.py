@@ -2,25 +2,28 @@
 
 import html
 import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from meshbook.drawing import svg
 
 COLOURS = svg.DEVICES[:-1]  # grey is for what is no text
 
 
-def colour_of(number):
+def colour_of(number: int):
     """The colour of a document or token; neighbours differ, colours repeat after seven."""
     return COLOURS[number % len(COLOURS)]
 
 
-def visible(words):
+def visible(words: str):
     """Text with its spaces and line ends made visible."""
     return words.replace(" ", "·").replace("\n", "↵")
 
 
-def flow(widths, pitch):
+def flow(widths: Iterable[Real], pitch: Real):
     """Where boxes of these widths stand, in lines like words: their corners, and how wide it is."""
     corners, x, y, wide = [], 0.0, 0.0, 0.0
     for width in widths:
@@ -32,7 +35,7 @@ def flow(widths, pitch):
     return corners, wide
 
 
-def draw_tokens(pieces, numbers):
+def draw_tokens(pieces: Sequence[str], numbers: Sequence[int] | Int[Array | np.ndarray, "T"]):
     """Draw a text as its tokens: each in a box of its own, its number below, `·` for a space.
 
     pieces: the text of each token; numbers: its number in the vocabulary.
@@ -51,7 +54,8 @@ def draw_tokens(pieces, numbers):
     return svg.picture("".join(body), wide, corners[-1][1] + 42, alt, shown=1.25 * wide)
 
 
-def draw_attention(pieces, weights, at):
+def draw_attention(pieces: Sequence[str], weights: Sequence[Real] | Float[Array | np.ndarray, "T"],
+                   at: int | np.integer):
     """Draw where one token of a text looks: the stronger its colour, the more it looks there.
 
     pieces: the text of each token; weights: how much of its attention each token gets, from 0 to 1;
@@ -77,7 +81,8 @@ def draw_attention(pieces, weights, at):
     return svg.picture("".join(body), wide, corners[-1][1] + 26, alt, shown=1.25 * wide)
 
 
-def draw_rows(owners_BT, names=None):
+def draw_rows(owners_BT: Int[Array | np.ndarray, "B T"] | Sequence[Sequence[int]],
+              names: Mapping[int, str] | None = None):
     """Draw the rows of a batch, a colour for each document; -1 is a place without text.
 
     owners_BT: the number of the document that each token is from; names {number: words} are shown
@@ -105,7 +110,7 @@ def draw_rows(owners_BT, names=None):
     return svg.picture("".join(body), left + 401, high, alt, shown=1.25 * (left + 401))
 
 
-def run_of(x, y, width, owner, name):
+def run_of(x: Real, y: Real, width: Real, owner: int, name: str | None):
     """The tokens of one document in a row, or an outline where there is no text."""
     if owner < 0:
         return svg.frame(x + 0.5, y, width - 1, 20)

@@ -7,11 +7,15 @@ import base64
 import hashlib
 import io
 import re
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 
 import matplotlib
 import numpy as np
+from jaxtyping import Array, Int, Num, UInt8
 from matplotlib import image as matplotlib_image
 from matplotlib import pyplot
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from meshbook.drawing import svg
@@ -42,7 +46,7 @@ STYLE = {
 }
 
 
-def display(fig, alt):
+def display(fig: Figure, alt: str | None):
     """A matplotlib figure as inline SVG in the colours of the page; black becomes `currentColor`.
 
     Raises ValueError without alt text. The figure is closed: nothing is shown twice.
@@ -56,14 +60,14 @@ def display(fig, alt):
     return svg.picture(recolour(body), width, height, alt, shown=1.5 * width)
 
 
-def take_apart(document):
+def take_apart(document: str):
     """(width, height, body) of an SVG document that matplotlib wrote; units are points."""
     width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', document).groups()
     body = document[document.index(">", document.index("<svg")) + 1 : document.rindex("</svg>")]
     return float(width), float(height), re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.S)
 
 
-def recolour(body):
+def recolour(body: str):
     """Black as `currentColor`, the page's font, and ids that no other figure on the page has."""
     body = body.replace("#000000", "currentColor")
     body = re.sub(r"(font(?:-family)?: ?(?:[\w.]+px )?)'DejaVu Sans'[^;\"]*", r"\1sans-serif", body)
@@ -73,7 +77,8 @@ def recolour(body):
     return re.sub(r'( id="|href="#|url\(#)', rf"\g<1>f{mark}-", body)
 
 
-def curves(series, xlabel, ylabel, alt, marks=()):
+def curves(series: Mapping[str, tuple], xlabel: str, ylabel: str, alt: str,
+           marks: Sequence[tuple[str, Real]] = ()):
     """Lines {label: (x, y)}, each labelled at its end; `marks` are (label, y) of level lines.
 
     Lines that lie on each other are drawn from wide to narrow, so that each of them is seen.
@@ -93,7 +98,8 @@ def curves(series, xlabel, ylabel, alt, marks=()):
         return display(fig, alt)
 
 
-def histogram(values, xlabel, ylabel, alt, marks=()):
+def histogram(values: Sequence[int] | Int[np.ndarray, "N"], xlabel: str, ylabel: str, alt: str,
+              marks: Sequence[tuple[str, Real]] = ()):
     """How often whole numbers lie in each of at most forty bins; `marks` are (label, x) lines."""
     low, high = min(values), max(values)
     bins = np.arange(low, high + 1 + (step := -(-(high + 1 - low) // 40)), step) - 0.5
@@ -110,7 +116,7 @@ def histogram(values, xlabel, ylabel, alt, marks=()):
         return display(fig, alt)
 
 
-def line_widths(series):
+def line_widths(series: Mapping[str, tuple]):
     """1.8 for every line, or wide to narrow where all of them coincide to one per cent."""
     values = [np.asarray(y, float) for _, y in series.values()]
     alike = len({y.shape for y in values}) == 1 and len(values) > 1
@@ -119,7 +125,7 @@ def line_widths(series):
     return [1.8] * len(values)
 
 
-def label_ends(axes, ends):
+def label_ends(axes: Axes, ends: Iterable[tuple[Real, str, str]]):
     """Write each label beside the end of its line, moved apart where two would overlap.
 
     The colour is on a dash before the label: as text it would be too faint to read.
@@ -138,7 +144,7 @@ def label_ends(axes, ends):
         axes.annotate(label, (1.07, at - excess), **place)
 
 
-def bars(values, unit, alt):
+def bars(values: Mapping[str, Real | dict[str, Real]], unit: str, alt: str | None):
     """Horizontal bars {label: value}, or {label: {part: value}} for bars made of parts."""
     rows = {label: v if isinstance(v, dict) else {"": v} for label, v in values.items()}
     parts = list(dict.fromkeys(part for row in rows.values() for part in row))
@@ -158,13 +164,16 @@ def bars(values, unit, alt):
     return svg.picture("".join(body), width, top + 40.0 * len(rows), alt, shown=440)
 
 
-def readable(value):
+def readable(value: Real):
     """A number with commas: a whole number in full, another to three significant digits."""
     rounded = value if value == int(value) else float(f"{value:.3g}")
     return f"{rounded:,.0f}" if rounded == int(rounded) else f"{rounded:,}"
 
 
-def image_grid(images, titles=None, *, alt, columns=8):
+def image_grid(
+    images: Num[Array | np.ndarray, "N H W 3"] | Sequence[Num[Array | np.ndarray, "H W 3"]],
+    titles: Iterable | None = None, *, alt: str, columns: int = 8,
+):
     """A grid of images (N, height, width, 3), uint8 or float in [0, 1], each under its title."""
     images = [as_uint8(image) for image in images]
     titles = [str(title) for title in titles] if titles is not None else [""] * len(images)
@@ -183,7 +192,7 @@ def image_grid(images, titles=None, *, alt, columns=8):
     return svg.picture("".join(body), width, rows * (side + gap + head) - gap, alt)
 
 
-def draw_batch(array, name):
+def draw_batch(array: Num[Array, "B H W 3"], name: str):
     """Draw a batch of uint8 images (B, height, width, 3) as the devices hold it: their shards."""
     tiles, images = tiles_of(array), {}
     for shard in array.addressable_shards:
@@ -201,7 +210,7 @@ def draw_batch(array, name):
     return svg.picture("".join(body), wide, y - 6, describe(array, name), shown=1.5 * wide)
 
 
-def as_uint8(image):
+def as_uint8(image: Num[Array | np.ndarray, "H W ..."]):
     """An image (height, width, 3) or (height, width) as uint8; floats must lie in [0, 1]."""
     image = np.asarray(image)
     if image.dtype == np.uint8:
@@ -211,7 +220,7 @@ def as_uint8(image):
     return np.round(255 * np.clip(image, 0, 1)).astype(np.uint8)
 
 
-def png(image):
+def png(image: UInt8[np.ndarray, "H W ..."]):
     """A uint8 image as a data URI."""
     out = io.BytesIO()
     grey = {"cmap": "gray", "vmin": 0, "vmax": 255}

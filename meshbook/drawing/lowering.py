@@ -10,7 +10,11 @@ Source: the StableHLO specification, and the printer of openxla/xla,
 
 import math
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from jax.extend.core import ClosedJaxpr
+from jax.sharding import Mesh
+from jax.stages import Compiled, Lowered
 
 from meshbook.drawing import svg
 from meshbook.hlo import module
@@ -44,7 +48,7 @@ class Operation(NamedTuple):
     source: str = ""
 
 
-def operations(stage):
+def operations(stage: Any):
     """List what a program is made of at one stage, in order: Operations.
 
     stage: what `jax.make_jaxpr` returns (calls are looked into), what `lower` returns (constants
@@ -111,7 +115,7 @@ def _kind(label):
     return "other computing"
 
 
-def sources(compiled):
+def sources(compiled: Compiled | str):
     """{operation: its path in the Python program}, such as `jit(step)/block_0/mul`.
 
     compiled: `jax.stages.Compiled`, or HLO text. Operations have the names that a trace gives
@@ -123,7 +127,7 @@ def sources(compiled):
             for name, instruction in computation.instructions.items()}
 
 
-def listing(stage):
+def listing(stage: ClosedJaxpr | Lowered | Compiled):
     """The text of a stage, without tables and attributes that are for tools only.
 
     Of optimised HLO only ENTRY and what it computes with are left: no file names, no metadata, no
@@ -143,7 +147,7 @@ def _without_tools(line):
     return ",".join(part for part in module.split(line, ",") if not part.startswith(TOOLS))
 
 
-def draw_stages(jaxpr, lowered, compiled, mesh):
+def draw_stages(jaxpr: ClosedJaxpr, lowered: Lowered, compiled: Compiled, mesh: Mesh):
     """Draw a function's way down: the operations of each stage as boxes, and the devices.
 
     jaxpr, lowered, compiled: the three stages of one function; mesh: the devices that run it. A box

@@ -4,6 +4,9 @@ import itertools
 import math
 
 from meshbook.drawing import svg
+from meshbook.hlo.liveness import Liveness
+from meshbook.hlo.module import Shape
+from meshbook.profiling.traces import Trace
 from meshbook.text import sized_bytes
 
 KINDS = {"compute": svg.SERIES[0], "collective": svg.SERIES[1], "copy": svg.SERIES[2]}
@@ -11,7 +14,7 @@ ROLES = {"argument": svg.SERIES[2], "output": svg.SERIES[3], "temporary": svg.SE
 WIDE = 400  # pixels that time, or the schedule, has
 
 
-def draw_gantt(trace, steps=2):
+def draw_gantt(trace: Trace, steps: int = 2):
     """Draw a few steps from the middle of a run: a lane for each device, blank where it is idle.
 
     steps: how many. A pixel has the colour of what took the most of its time; "compute" is the part
@@ -96,7 +99,7 @@ def _figure(value):
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
-def draw_shares(trace, top=10):
+def draw_shares(trace: Trace, top: int = 10):
     """Draw what took the time of the devices: the longest operations as bars, the rest as one."""
     rows = trace.operations(top)
     longest = max(each.share for each in rows)
@@ -123,7 +126,7 @@ def _shortened(words, room, size=12, end=True):
     return words[: most - 1] + "…" if end else "…" + words[1 - most:]
 
 
-def draw_buffers(liveness, top=6):
+def draw_buffers(liveness: Liveness, top: int = 6):
     """Draw what a device holds at each instruction of a program, and what that is at the peak.
 
     liveness: what `live_bytes` found. The dashed line is the peak; below stand the `top` largest
@@ -192,6 +195,6 @@ def _buffer_row(buffer, number, size, y, width):
             svg.text(82, y + 12, shape, 11, "start"), svg.text(at + 4, y + 12, words, 11, "start")]
 
 
-def shape_text(shape):
+def shape_text(shape: Shape):
     """A shape as XLA writes it: f32[64,128]."""
     return f"{shape.dtype}[{','.join(map(str, shape.dims))}]"

@@ -5,7 +5,9 @@ light page, on a dark page and in Colab. Fills come from one palette, the same i
 """
 
 import html
+from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 
 FONT = "font-family:system-ui,-apple-system,'Segoe UI',Roboto,sans-serif"
 # Okabe and Ito's palette (distinguishable for colour-blind readers), black replaced by a grey.
@@ -16,29 +18,29 @@ DEVICES = (
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#c2689a", "#858585")
 
 
-def device_colour(device_id):
+def device_colour(device_id: int):
     """The colour of a device in every figure; colours repeat after eight, ids do not."""
     return DEVICES[device_id % len(DEVICES)]
 
 
-def luminance(colour):
+def luminance(colour: str):
     """The relative luminance of "#rrggbb", from 0 to 1 (WCAG 2.2)."""
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def ink(fill):
+def ink(fill: str):
     """Black or white, whichever reads better on the fill."""
     return "#111111" if luminance(fill) > 0.18 else "#ffffff"
 
 
-def number(value):
+def number(value: Real):
     """A coordinate with at most two decimals, the same text on every machine."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def element(tag, body="", **attributes):
+def element(tag: str, body: str = "", **attributes: str | Real):
     """One SVG element; `_` in an attribute's name becomes `-`, numbers are rounded."""
     parts = [
         f'{name.rstrip("_").replace("_", "-")}="'
@@ -49,18 +51,19 @@ def element(tag, body="", **attributes):
     return f"<{' '.join([tag, *parts])}>{body}</{tag}>"
 
 
-def text(x, y, words, size=11, anchor="middle", fill="currentColor", **attributes):
+def text(x: Real, y: Real, words: str, size: Real = 11, anchor: str = "middle",
+         fill: str = "currentColor", **attributes: str | Real):
     """One line of text whose baseline starts, ends or is centred at (x, y)."""
     place = {"x": x, "y": y, "font_size": size, "text_anchor": anchor, "fill": fill}
     return element("text", html.escape(words), **place, **attributes)
 
 
-def text_width(words, size=11):
+def text_width(words: str, size: Real = 11):
     """About how wide a line of text is; generous, so that what is laid out by it fits."""
     return 0.6 * size * len(words)
 
 
-def size_text(count):
+def size_text(count: Real):
     """A number of bytes with its unit, in powers of 1,000."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
@@ -68,24 +71,25 @@ def size_text(count):
         count /= 1000
 
 
-def rectangle(x, y, width, height, fill="none", stroke="none", body="", **attributes):
+def rectangle(x: Real, y: Real, width: Real, height: Real, fill: str = "none",
+              stroke: str = "none", body: str = "", **attributes: str | Real):
     """One rectangle; `body` may hold its `title`, which a pointer shows."""
     box = {"x": x, "y": y, "width": width, "height": height, "fill": fill, "stroke": stroke}
     return element("rect", body, **box, **attributes)
 
 
-def frame(x, y, width, height):
+def frame(x: Real, y: Real, width: Real, height: Real):
     """A thin outline in the colour of the text."""
     return rectangle(x, y, width, height, stroke="currentColor", rx=2, stroke_opacity=0.55)
 
 
-def line(x1, y1, x2, y2, width=1.0, **attributes):
+def line(x1: Real, y1: Real, x2: Real, y2: Real, width: Real = 1.0, **attributes: str | Real):
     """One straight line in the colour of the text."""
     ends = {"x1": x1, "y1": y1, "x2": x2, "y2": y2, "stroke": "currentColor"}
     return element("line", stroke_width=width, **ends, **attributes)
 
 
-def arrow(x1, y1, x2, y2):
+def arrow(x1: Real, y1: Real, x2: Real, y2: Real):
     """A horizontal or vertical arrow from (x1, y1) to (x2, y2)."""
     head = 4.0  # half of the tip's width, pixels
     along = (x2 > x1) - (x2 < x1), (y2 > y1) - (y2 < y1)
@@ -97,7 +101,7 @@ def arrow(x1, y1, x2, y2):
     return line(x1, y1, *back, width=1.4) + element("polygon", points=tip, fill="currentColor")
 
 
-def key(colours, width):
+def key(colours: Mapping[str, str], width: Real):
     """(SVG elements, height) of coloured squares with the names of the parts, in as many lines."""
     body, x, y = [], 0.0, 2.0
     for part, colour in colours.items():
@@ -124,14 +128,14 @@ class Picture:
         return self.alt
 
 
-def checked_alt(alt):
+def checked_alt(alt: str | None):
     """The alternative text, or ValueError where it is missing: a picture must not be silent."""
     if not isinstance(alt, str) or not alt.strip():
         raise ValueError(f"a figure needs alt text: expected a sentence, found {alt!r}")
     return " ".join(alt.split())
 
 
-def root(body, width, height, alt, shown=None):
+def root(body: str, width: Real, height: Real, alt: str | None, shown: Real | None = None):
     """The whole `<svg>`; `shown` is its width on a wide page, a narrow page shrinks it to fit."""
     label = html.escape(checked_alt(alt))
     size = f"width:100%;max-width:{number(shown or width)}px;height:auto"
@@ -143,12 +147,12 @@ def root(body, width, height, alt, shown=None):
     )
 
 
-def picture(body, width, height, alt, shown=None):
+def picture(body: str, width: Real, height: Real, alt: str | None, shown: Real | None = None):
     """A Picture from SVG elements drawn in a box of width × height pixels."""
     return Picture(root(body, width, height, alt, shown), checked_alt(alt))
 
 
-def side_by_side(*pictures):
+def side_by_side(*pictures: Picture):
     """Pictures in a row, which becomes a column where the page is narrow."""
     if not pictures:
         raise ValueError("side_by_side expected at least one picture, found none")

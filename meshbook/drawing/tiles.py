@@ -1,23 +1,27 @@
 """Tiles: which device holds which slice of an array, by its shards and by its data."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import jax
 import numpy as np
+from jaxtyping import Int
 
 from meshbook.proofs.shards import slices_of
 
 
-def index_text(tile):
+def index_text(tile: Iterable[tuple[int, int]]):
     """`((0, 4), (8, 16))` as `"0:4,8:16"`."""
     return ",".join(f"{start}:{stop}" for start, stop in tile)
 
 
-def tile_shape(tile):
+def tile_shape(tile: tuple[tuple[int, int], ...]):
     """The shape of a tile as text, `(4, 8)`."""
     sizes = [str(stop - start) for start, stop in tile]
     return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
 
 
-def refuse_without_tiles(array):
+def refuse_without_tiles(array: Any):
     """Raise TypeError for what is no array on devices, ValueError for an unfinished sum."""
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
         raise TypeError(
@@ -30,7 +34,7 @@ def refuse_without_tiles(array):
         )
 
 
-def tiles_of(array):
+def tiles_of(array: Any):
     """Collect who holds what: {((start, stop), ...): [device ids]}, from the shards alone."""
     refuse_without_tiles(array)
     tiles = {}
@@ -46,14 +50,14 @@ def tiles_of(array):
     return {tile: sorted(tiles[tile]) for tile in sorted(tiles)}
 
 
-def held_data(array):
+def held_data(array: Any):
     """{device id: the data in its memory}, whatever index the shards claim for it."""
     refuse_without_tiles(array)
     return {each.id: shard.data for shard in array.addressable_shards
             for each in shard.data.devices()}
 
 
-def bounds(places, shape):
+def bounds(places: Int[np.ndarray, "..."], shape: tuple[int, ...]):
     """The tile `((start, stop), ...)` that a piece of `arange(size).reshape(shape)` fills."""
     if not places.size:
         return tuple((0, size) for size in places.shape)

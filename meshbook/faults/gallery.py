@@ -1,10 +1,13 @@
 """How proofs are fooled: every fault against every proof, by running them."""
 
+from collections.abc import Callable, Iterable, Mapping
+
+from meshbook.faults.programs import Fault
 from meshbook.proofs import ProofFailed
 from meshbook.text import markdown_table, text_table
 
 
-def examine(checks):
+def examine(checks: Mapping[str, Callable]):
     """Run every check: {its name: the ProofFailed that it raised, or None}.
 
     Only ProofFailed is a catch: whatever else a check raises is raised here, too.
@@ -23,7 +26,7 @@ def _failure(check):
 class Gallery:
     """Faults against proofs, as they ran: `failures[name][proof]` is what it raised, or None."""
 
-    def __init__(self, failures):
+    def __init__(self, failures: Mapping[str, Mapping[str, ProofFailed | None]]):
         self.failures = failures
         self.proofs = tuple(next(iter(failures.values())))
         self.header = ("fault", *self.proofs)
@@ -50,6 +53,6 @@ class Gallery:
         return markdown_table(self.header, self.rows())
 
 
-def gallery(faults):
+def gallery(faults: Iterable[Fault]):
     """Run every fault, and every proof on it: a Gallery, which shows as a table."""
     return Gallery({fault.name: examine(fault.wrong().checks()) for fault in faults})

@@ -9,13 +9,15 @@ Letters: B batch, T tokens, D embed, F hidden.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from jaxtyping import Array
 
 from meshbook import proofs
 from meshbook.drawing.arrays import assert_tiles, draw_sharding
@@ -58,7 +60,7 @@ class Specimen:
     drawn: Callable = lambda array: array
     reference: Callable = lambda params, batch: jax.value_and_grad(squared_error)(params, batch)
 
-    def sharding(self, spec):
+    def sharding(self, spec: P):
         """A spec on the mesh that the arrays really lie on."""
         return NamedSharding(self.lie_on or self.mesh, spec)
 
@@ -75,15 +77,15 @@ class Specimen:
         weights = self.start(self.mesh) if self.start else whole["params"]
         return jax.device_put({**whole, "params": weights}, self.places())
 
-    def loaded(self, number):
+    def loaded(self, number: int):
         """The batch of a step, on the host."""
         return data(self.order(number))
 
-    def batch(self, number):
+    def batch(self, number: int):
         """The same on the devices."""
         return jax.device_put(self.loaded(number), self.sharding(self.rows))
 
-    def step(self, state, number):
+    def step(self, state: dict, number: int):
         """(new state, metrics) of one step of the compiled program."""
         return self.compiled(state, self.feed(self.batch(number)))
 
@@ -132,6 +134,7 @@ class Specimen:
 
     def run(self):
         """This training as a proofs.Run; its gradients are what the first moments begin with."""
+        # After one step from zero, Adam's mu is (1 - b1) times the gradient, SGD's trace all of it.
         moment, share = ("mu", 0.1) if self.optimizer is ADAM else ("trace", 1.0)
 
         def gradients(state, number):
@@ -143,14 +146,14 @@ class Specimen:
 
 
 @functools.cache
-def on_one_device(value_and_grad, optimizer):
+def on_one_device(value_and_grad: Callable, optimizer: optax.GradientTransformation):
     """The reference: the same network on one device."""
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("batch", "model"))
     return Specimen(mesh, value_and_grad, {}, optimizer=optimizer)
 
 
 
-def training_step(value_and_grad, optimizer):
+def training_step(value_and_grad: Callable, optimizer: optax.GradientTransformation):
     """A step of any optimizer of optax."""
     def step(state, batch):
         loss, gradients = value_and_grad(state["params"], batch)
@@ -161,20 +164,20 @@ def training_step(value_and_grad, optimizer):
     return step
 
 
-def by_name(tree, specs):
+def by_name(tree: Any, specs: Mapping[str, P]):
     """The spec of every leaf by the name at the end of its path; other leaves are replicated."""
     return jax.tree_util.tree_map_with_path(
         lambda path, _: specs.get(getattr(path[-1], "key", None), P()), tree)
 
 
-def initial_state(optimizer):
+def initial_state(optimizer: optax.GradientTransformation):
     """The state that every specimen starts from, on the host."""
     state = {"params": initial_weights(), "moments": optimizer.init(initial_weights())}
     return jax.tree.map(np.asarray, state)
 
 
 @functools.cache
-def mesh_of(*shape):
+def mesh_of(*shape: int):
     """An Auto mesh of eight devices over ("batch", "model")."""
     return jax.make_mesh(shape, ("batch", "model"), axis_types=(AxisType.Auto,) * 2)
 
@@ -188,23 +191,23 @@ def initial_weights():
 
 
 @functools.cache
-def data(number):
+def data(number: int):
     """Inputs and targets of one step, the same for every specimen."""
     x_BTD = np.random.default_rng(number).normal(size=(B, T, D)).astype(np.float32)
     return {"x": x_BTD, "y": np.tanh(2 * np.roll(x_BTD, 1, -1))}
 
 
-def weight_bytes(mesh, rows=1):
+def weight_bytes(mesh: Mesh, rows: int = 1):
     """Bytes of both weights per device; `rows` devices along 'batch' divide `w_in` once more."""
     return 4 * D * F * (rows + 1) // (rows * mesh.shape["model"])
 
 
-def batch_bytes(mesh):
+def batch_bytes(mesh: Mesh):
     """Bytes of inputs and targets per device."""
     return 2 * 4 * B * T * D // mesh.shape["batch"]
 
 
-def step_traffic(mesh, sums=1, times=1, more=0):
+def step_traffic(mesh: Mesh, sums: int = 1, times: int = 1, more: int = 0):
     """The traffic: y's partial sums along 'model', gradients and loss along 'batch' in one.
 
     sums: how many all-reduces add up y; times: how often all of it is summed; more: other bytes.
@@ -215,7 +218,7 @@ def step_traffic(mesh, sums=1, times=1, more=0):
     return along_model | {("all-reduce", "batch"): (1, 4 * (2 * D * F // model + 1))}
 
 
-def squared_error(params, batch):
+def squared_error(params: Mapping[str, Array], batch: Mapping[str, Array]):
     """The loss as one device would write it; under Auto the compiler finds the collectives."""
     h_BTF = jax.nn.relu(batch["x"] @ params["w_in"])
     y_BTD = batch["x"] + h_BTF @ params["w_out"]

@@ -87,7 +87,7 @@ class Trial:
             "donated": lambda: proofs.assert_donated(self.compiled, held),
         }
 
-    def assert_sharded(self, held):
+    def assert_sharded(self, held: int):
         """State and batch at the start, by rules, formula and data; the state after a step."""
         batch, whole = self.batches[0], (self.start, to_state_dict(self.optimizer.init(self.start)))
         arrays = self.state.params, self.state.opt_state
@@ -108,14 +108,17 @@ class Trial:
 
 
 @functools.cache
-def created(model, config, table, optimizer, mesh):
+def created(
+    model: Callable, config: ViTConfig | MiniGPTConfig, table: Sharding,
+    optimizer: optax.GradientTransformation, mesh: Mesh,
+):
     """A state by `create_state`."""
     make = lambda: model(config, table, rngs=nnx.Rngs(0))
     return training.create_state(make, optimizer, mesh)
 
 
 @functools.cache
-def mesh_of(shape=(4, 2)):
+def mesh_of(shape: tuple[int, int] = (4, 2)):
     """The mesh of every trial, or of one device."""
     return make_mesh(shape)
 
@@ -124,7 +127,10 @@ ADAM, RECIPE = optax.adam(1e-3), language_recipe(10 * STEPS)
 
 
 @functools.cache
-def beside(model, config, optimizer, plain, **settings):
+def beside(
+    model: Callable, config: ViTConfig | MiniGPTConfig, optimizer: optax.GradientTransformation,
+    plain: Callable, **settings: Any,
+):
     """The parameters that one device draws, on the host, and the reference's run from there."""
     state = created(model, config, Sharding.none(), optimizer, mesh_of((1, 1)))
     start = jax.device_get(state.params)
@@ -132,14 +138,14 @@ def beside(model, config, optimizer, plain, **settings):
     return start, run.run(params=False)
 
 
-def images(seed):
+def images(seed: int):
     """A batch of noise."""
     draw = np.random.default_rng(seed)
     return {"inputs": draw.normal(size=(B, 32, 32, 3)).astype(np.float32),
             "labels": draw.integers(0, VIT.classes, B).astype(np.int32)}
 
 
-def texts(seed):
+def texts(seed: int):
     """A batch of documents kept apart, of which some labels do not count."""
     draw = np.random.default_rng(seed)
     rows_BT1 = draw.integers(0, GPT.vocabulary, (B, GPT.tokens + 1))
@@ -148,7 +154,7 @@ def texts(seed):
     return tokens.as_batch(rows_BT1, end=0) | {"weight": weight_BT}
 
 
-def vit(preset="tensor_parallel"):
+def vit(preset: str = "tensor_parallel"):
     """The ViT under Adam, dropout on: a Trial that is right."""
     mesh, ways, rows = mesh_of(), 2, 1
     traffic = costs.vit_step_traffic(VIT, mesh, B)

@@ -5,35 +5,40 @@ A network of two layers, under Auto and by hand; clipped, frozen, accumulated, i
 
 import dataclasses
 import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, PartitionSpec as P
+from jaxtyping import Array
 
 from meshbook.faults.networks import (
     ADAM, CHUNKS, D, F, SPECS, T, Specimen, mesh_of, squared_error, step_traffic, weight_bytes,
 )
 
 
-def local_error(params, batch):
+def local_error(params: Mapping[str, Array], batch: Mapping[str, Array]):
     """The loss on one device's own rows, by hand: one partial sum over 'model'."""
     h_bTf = jax.nn.relu(batch["x"] @ params["w_in"])
     y_bTD = batch["x"] + jax.lax.psum(h_bTf @ params["w_out"], "model")
     return jnp.mean((y_bTD - batch["y"]) ** 2)
 
 
-def averaged(params, batch):
+def averaged(params: Mapping[str, Array], batch: Mapping[str, Array]):
     """Loss and gradients by hand: the mean over 'batch' stands inside what is differentiated."""
     return jax.value_and_grad(lambda p: jax.lax.pmean(local_error(p, batch), "batch"))(params)
 
 
-def by_hand(mesh, local, check_vma=True, specs=SPECS):
+def by_hand(
+    mesh: Mesh, local: Callable, check_vma: bool = True, specs: Mapping[str, P] = SPECS,
+):
     """A local (params, batch) -> (loss, gradients) on every device of a mesh."""
     return jax.shard_map(local, mesh=mesh, in_specs=(specs, P("batch")), out_specs=(P(), specs),
                          check_vma=check_vma)
 
 
-def right(shape=(4, 2)):
+def right(shape: Sequence[int] = (4, 2)):
     """Column- then row-split under Auto."""
     mesh = mesh_of(*shape)
     return Specimen(mesh, jax.value_and_grad(squared_error), step_traffic(mesh))
@@ -51,7 +56,7 @@ def right_adam():
     return dataclasses.replace(right(), optimizer=ADAM, held=3 * weight_bytes(mesh) + 4)
 
 
-def frozen_error(params, batch):
+def frozen_error(params: Mapping[str, Array], batch: Mapping[str, Array]):
     """The loss while only `w_out` is trained."""
     return squared_error({**params, "w_in": jax.lax.stop_gradient(params["w_in"])}, batch)
 
@@ -64,7 +69,7 @@ def right_frozen():
                     reference=jax.value_and_grad(frozen_error))
 
 
-def with_gather(gather):
+def with_gather(gather: Callable):
     """A frozen `w_in` divided over 'batch' too, and put together by gather(slice) at its use."""
     mesh, frozen = mesh_of(4, 2), right_frozen()
     specs = {**SPECS, "w_in": P("batch", "model")}
@@ -84,7 +89,7 @@ def right_gathered():
     return with_gather(functools.partial(jax.lax.all_gather, axis_name="batch", tiled=True))
 
 
-def clipped(whole, value_and_gradients):
+def clipped(whole: Callable, value_and_gradients: tuple):
     """Gradients scaled to a norm of at most 0.1; whole(squares) makes a slice's sum that of all."""
     loss, gradients = value_and_gradients
     norm = jnp.sqrt(whole(sum(jnp.sum(g * g) for g in gradients.values())))
@@ -105,12 +110,12 @@ def right_clipped():
                     reference=reference)
 
 
-def varying(params):
+def varying(params: Any):
     """Weights whose gradients stay local, to be summed over 'batch' once, after a loop."""
     return jax.tree.map(lambda w: jax.lax.pcast(w, "batch", to="varying"), params)
 
 
-def accumulated(params, batch):
+def accumulated(params: Mapping[str, Array], batch: Mapping[str, Array]):
     """Gradients of four microbatches of each device's own rows, summed over 'batch' once."""
     cut = jax.tree.map(lambda rows: rows.reshape(4, -1, T, D), batch)
     start = jax.tree.map(jnp.zeros_like, (varying(jnp.float32(0)), varying(params)))
@@ -123,7 +128,7 @@ def accumulated(params, batch):
     return jax.lax.pmean(jax.tree.map(lambda sums: sums / 4, total), "batch")
 
 
-def right_accumulated(shape=(4, 2)):
+def right_accumulated(shape: Sequence[int] = (4, 2)):
     """Gradient accumulation with one all-reduce."""
     mesh = mesh_of(*shape)
     return Specimen(mesh, by_hand(mesh, accumulated), step_traffic(mesh, sums=4))
@@ -134,7 +139,7 @@ def right_accumulated_on_eight():
     return right_accumulated((8, 1))
 
 
-def in_chunks(error):
+def in_chunks(error: Callable):
     """The loss in chunks of each device's own rows: only one chunk's activations are ever there."""
     def loss(params, batch):
         chunks = jax.tree.map(lambda rows: rows.reshape(CHUNKS, -1, D), batch)

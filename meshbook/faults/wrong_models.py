@@ -5,19 +5,21 @@ Each is one of meshbook.faults.right_models with a line or two changed, as peopl
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec as P
+from jaxtyping import Array, Float
 
 from meshbook.faults import Fault, right_models as trials
 from meshbook.models import losses
 from meshbook.models.losses import (
     CHUNK, chunked_cross_entropy, cross_entropy_sums, language_loss, sums_and_gradients
 )
-from meshbook.models.vit import Block, ViT
+from meshbook.models.vit import Block, ViT, ViTConfig
 from meshbook.sharding import Sharding
 from meshbook.training import loss_and_metrics
 
@@ -33,10 +35,10 @@ def _changed(right, **changes):
 class Columns(Sharding):
     """Tensor parallelism with every matrix of the MLP split by columns, the second too."""
 
-    def parameter(self, letters):
+    def parameter(self, letters: str):
         return P(None, "model") if letters == "FD" else super().parameter(letters)
 
-    def activation(self, letters):
+    def activation(self, letters: str):
         return self.parameter(letters) if letters == "FD" else super().activation(letters)
 
 
@@ -48,7 +50,7 @@ def column_after_column():
 class Unlabelled(ViT):
     """A ViT whose labels got lost on the way to `create_state`."""
 
-    def __init__(self, *sizes, rngs):
+    def __init__(self, *sizes: ViTConfig | Sharding, rngs: nnx.Rngs):
         super().__init__(*sizes, rngs=rngs)
         for _, parameter in nnx.iter_graph(self):
             if isinstance(parameter, nnx.Param):
@@ -78,7 +80,7 @@ def scaled_gradients():
 class Rounded(Sharding):
     """The rules of full sharding; one weight is rounded to bfloat16 before it is gathered."""
 
-    def gather(self, letters, w, dtype):
+    def gather(self, letters: str, w: Float[Array, "..."], dtype: Any):
         short = jnp.bfloat16 if letters == "DF" else dtype
         return super().gather(letters, w, short).astype(dtype)
 
@@ -91,7 +93,7 @@ def rounded_gather():
 class Gathering(Block):
     """A block whose result is replicated, and split again."""
 
-    def __call__(self, x_BTD, key=None):
+    def __call__(self, x_BTD: Float[Array, "B T D"], key: jax.Array | None = None):
         x_BTD = super().__call__(x_BTD, key)
         whole = jax.reshard(x_BTD, P())
         return jax.reshard(whole, self.mlp.sharding.activation("BTD"))
@@ -116,7 +118,7 @@ def wrong_preset():
 class Recomputing(Block):
     """A block that computes its MLP again for the backward pass."""
 
-    def __call__(self, x_BTD, key=None):
+    def __call__(self, x_BTD: Float[Array, "B T D"], key: jax.Array | None = None):
         x_BTD = x_BTD + self.attention(self.norm1(x_BTD))
         return x_BTD + jax.checkpoint(lambda x: self.mlp(self.norm2(x), key))(x_BTD)
 

@@ -39,7 +39,7 @@ def changed_spec():
     return _auto(specs={**SPECS, "w_out": P(None, "model")})
 
 
-def annotated_weights(mesh):
+def annotated_weights(mesh: Mesh):
     """Weights that Flax is told to split, and does not: the annotation is a note."""
     weights = initial_weights()
 
@@ -82,7 +82,7 @@ def moved_shards():
     return _auto(lie_on=turned)
 
 
-def own_seeds(mesh):
+def own_seeds(mesh: Mesh):
     """Every row of devices draws its own weights; the result is declared a copy."""
     def draw(weights):
         at = jax.lax.axis_index("batch")

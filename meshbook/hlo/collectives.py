@@ -10,7 +10,8 @@ Source: openxla/xla, `xla/service/collective_ops_utils.h` (how ids are numbered)
 import collections
 import itertools
 import math
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -47,7 +48,8 @@ class Traffic(dict):
     Prints as an aligned table, with ? for wire bytes that nothing is known of.
     """
 
-    def __init__(self, moved=(), sizes=None, odd=""):
+    def __init__(self, moved: Mapping | Iterable[tuple] = (),
+                 sizes: Mapping[str, int] | None = None, odd: str = ""):
         super().__init__(moved)
         self.sizes, self.odd = dict(sizes or {}), odd
 
@@ -56,11 +58,11 @@ class Traffic(dict):
         """What stands below the table where axes are unknown."""
         return f"\n\n?: no set of mesh axes makes the groups {self.odd}" if self.odd else ""
 
-    def along(self, *axes, kind=None):
+    def along(self, *axes: str, kind: str | None = None):
         """What moved along exactly these axes, of one kind or of all: Moved(count, bytes)."""
         return _sum(self[key] for key in self._keys(axes, kind))
 
-    def wire(self, *axes, kind=None):
+    def wire(self, *axes: str, kind: str | None = None):
         """The wire bytes of what moved along exactly these axes, of one kind or of all.
 
         Raises ValueError where they are not known: without the sizes of the axes, for groups of
@@ -68,7 +70,7 @@ class Traffic(dict):
         """
         return sum(self._wire(key) for key in self._keys(axes, kind))
 
-    def seconds(self, device, ring=True):
+    def seconds(self, device: Any, ring: bool = True):
         """How long a device's links need: {axes: seconds}, one set of axes after the other.
 
         device: of `meshbook.planning.devices.DEVICES`; ring: whether each mesh axis is a ring of
@@ -133,7 +135,7 @@ def _sum(moved):
                  sum(each.bytes for each in moved))
 
 
-def collectives(compiled, mesh):
+def collectives(compiled: Any, mesh: Any):
     """Count what a compiled program moves along each set of mesh axes.
 
     compiled: `jax.stages.Compiled`, or HLO text. mesh: the mesh it was compiled for.
@@ -197,6 +199,7 @@ def _places(compiled, mesh, devices):
         raise ValueError(
             f"expected the mesh that the program was compiled for, of {devices} devices; found "
             + ("no mesh" if mesh is None else f"a mesh of {mesh.size}: {dict(mesh.shape)}"))
+    # A program numbers devices in the order of its own mesh, which `mesh` may have in another.
     shardings = jax.tree.leaves(getattr(compiled, "input_shardings", ()))
     meshes = (getattr(sharding, "mesh", None) for sharding in shardings)
     own = next((_ids(each) for each in meshes if each is not None and each.size == devices), None)
@@ -240,6 +243,7 @@ def _collective(program, computation, instruction, chains):
     if _chain(instruction) in chains and not _starts(computation, instruction):
         return kind, (), instruction
     shape = instruction.shape
+    # An all-reduce-start has the shape of its result alone.
     if opcode != kind and kind != "all-reduce":  # (operands, results, ...)
         shape = shape[1]
     return kind, shape, instruction

@@ -12,6 +12,9 @@ import collections
 import math
 import operator
 import re
+from collections.abc import Callable, Mapping, Sequence
+
+from meshbook.hlo.module import Module
 
 MOST_TRIPS = 1_000_000
 
@@ -20,7 +23,8 @@ class UnknownTripCount(ValueError):
     """A loop holds something that is counted, and how often it turns is not in the program."""
 
 
-def tally(program, measure, taken=None):
+def tally(program: Module, measure: Callable,
+          taken: Mapping[str, Sequence[float | int]] | None = None):
     """Add up `measure` over everything that one device executes.
 
     measure(computation, instruction) returns a Counter, which is taken as it is, or None:
@@ -117,6 +121,7 @@ def _loop(program, visit, computation, instruction, handed):
     if not turns and not tests:
         return turns
     trips = _trip_count(program, computation, instruction, handed)
+    # The condition is asked once more than the body runs: the last answer ends the loop.
     return collections.Counter(
         {key: trips * turns[key] + (trips + 1) * tests[key] for key in turns | tests})
 
@@ -192,7 +197,7 @@ def _value(program, computation, name, path, given):
         return ask(path[0], path[1:]) if path else None
     if opcode in SAME:
         return ask(0, path)
-    if opcode == "copy-start":
+    if opcode == "copy-start":  # (the copy, what is copied, a handle)
         return ask(0) if path == (0,) else None
     if opcode in ("fusion", "call"):
         callee = program.computations[instruction.called("calls", "to_apply")[0]]

@@ -13,6 +13,8 @@ import functools
 import json
 import math
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +24,7 @@ PRIMITIVES = ("dot_general", "conv_general_dilated")
 RESHAPING = ("bitcast", "convert", "copy", "reshape", "transpose")
 
 
-def work(compiled, taken=None):
+def work(compiled: Any, taken: Mapping[str, Sequence[float | int]] | None = None):
     """Count the FLOPs of the matmuls and convolutions that each device executes, loops multiplied.
 
     compiled: `jax.stages.Compiled`, or HLO text. taken: {part of a conditional's op_name, such as
@@ -180,6 +182,7 @@ def _custom_call(computation, instruction):
         config = json.loads(instruction.attributes.get("backend_config", "{}"))
         summed = [-2 if config.get("onednn_matmul_config", {}).get("transpose_a") else -1]
     elif "ragged_dot_tiling" in instruction.attributes.get("frontend_attributes", ""):
+        # What says where groups begin comes first; rows and matrices are the last two operands.
         left, summed = computation[instruction.operands[-2]].shape, [-1]
     elif opcodes.plain_target(target) or instruction.op_name == "ragged-dot-metadata":
         return 0

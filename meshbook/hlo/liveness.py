@@ -13,7 +13,8 @@ which decide who may share a buffer with whom.
 import collections
 import itertools
 import re
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from meshbook.hlo import module
 from meshbook.text import sized_bytes
@@ -55,7 +56,7 @@ class Liveness:
     largest of these, `at` its place.
     """
 
-    def __init__(self, schedule, buffers):
+    def __init__(self, schedule: Sequence[str], buffers: Sequence[Buffer]):
         self.schedule, self.buffers = schedule, buffers
         self.bytes = [sum(live) for live in zip(*self.by_role().values(), strict=True)]
         self.peak = max(self.bytes)
@@ -80,7 +81,7 @@ class Liveness:
                 f"of {len(self.schedule)}, %{self.schedule[self.at]}")
 
 
-def live_bytes(compiled):
+def live_bytes(compiled: Any):
     """Find what one device holds at each instruction of a compiled program: a Liveness.
 
     compiled: `jax.stages.Compiled`, or HLO text. Bytes are those of arrays without padding; the
@@ -95,6 +96,7 @@ def live_bytes(compiled):
         raise ValueError("expected a compiled program with a schedule (is_scheduled=true), found "
                          f"{header[:60]!r}")
     entry = program.computations[program.entry]
+    # input_output_alias={ {0}: (3, {}, may-alias) }: output 0 may lie where parameter 3 was.
     donated = set(re.findall(r"\{[\d, ]*\}: \((\d+), \{[\d, ]*\}, (?:may|must)-alias\)", header))
     kept = {each.name for each in entry.instructions.values()
             if each.opcode == "parameter" and each.literal not in donated}
@@ -112,6 +114,7 @@ def _lives(program, computation, kept=()):
 
     kept: the names of parameters that no result may take the place of.
     """
+    # Who reads what last is found without sharing; then results take the place of what dies.
     _, values = _buffers(program, computation, {})
     last = _last_reads(computation, values)
     dying = {name: max((last.get(leaf, -1) for leaf in _leaves(value)), default=-1)
@@ -202,9 +205,9 @@ def _value(program, computation, instruction, given, free, new):
         return given[0][int(instruction.attributes["index"])]
     if opcode.endswith("-done"):
         return given[0] if opcode == "all-reduce-done" else given[0][opcode != "copy-done"]
-    if opcode == "copy-start":
+    if opcode == "copy-start":  # (the copy, what is copied, a handle)
         return new(shape[0]), given[0], new(shape[2])
-    if opcode.endswith("-start") and opcode != "all-reduce-start":
+    if opcode.endswith("-start") and opcode != "all-reduce-start":  # (operands, results, ...)
         operands = tuple(given) if isinstance(shape[0], tuple) else given[0]
         return operands, *(new(each) for each in shape[1:])
     at = _in_place(program, computation, instruction, free)

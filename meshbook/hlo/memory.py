@@ -9,6 +9,7 @@ Source: openxla/xla, `xla/service/hlo_cost_analysis.cc`, which counts a loop's b
 """
 
 import collections
+from typing import Any
 
 from meshbook.hlo import execution, module
 
@@ -18,7 +19,7 @@ WALKED = ("call", "while", "conditional")
 SLICES = ("slice", "dynamic-slice", "gather")
 
 
-def memory_traffic(compiled):
+def memory_traffic(compiled: Any):
     """Count the bytes that one device reads from its memory and writes to it, loops multiplied.
 
     compiled: `jax.stages.Compiled`, or HLO text. Raises UnknownTripCount where a loop does not say
@@ -60,6 +61,7 @@ def _read(computation, name, users=None):
             total += _read(computation, user.name)
         elif first and user.opcode in SLICES:
             total += module.shape_bytes(user.shape)
+        # An array that is updated in place is not read: `_written` counts what changes.
         elif not (first and user.opcode in ("dynamic-update-slice", "scatter")):
             return module.shape_bytes(computation[name].shape)
     return min(total, module.shape_bytes(computation[name].shape))

@@ -11,8 +11,10 @@ import dataclasses
 import functools
 import math
 import re
+from typing import Any
 
 BITS = {"pred": 8, "c64": 64, "c128": 128, "token": 0, "opaque": 0}
+# Strings come first, so that brackets and comments in them are left alone.
 TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[()\[\]{},\n]')
 COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|/\*.*?\*/', re.S)
 HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+)(?: \(.*)? \{\s*")
@@ -35,7 +37,7 @@ class Shape:
     @property
     def bytes(self):
         """How many bytes its elements fill, without padding."""
-        digits = re.search(r"\d+", self.dtype)
+        digits = re.search(r"\d+", self.dtype)  # the first number: f8e4m3fn has 8 bits
         bits = BITS.get(self.dtype, int(digits.group()) if digits else 0)
         return (self.size * bits + 7) // 8
 
@@ -62,13 +64,13 @@ class Instruction:
         """The JAX primitive that it was made of: the last part of its path, or ""."""
         return self.op_name.rpartition("/")[2]
 
-    def called(self, *keys):
+    def called(self, *keys: str):
         """Names of the computations that stand in these attributes, in order."""
         found = [re.findall(r"%?([\w.\-]+)", self.attributes.get(key, "")) for key in keys]
         return [name for names in found for name in names]
 
 
-def shape_bytes(shape):
+def shape_bytes(shape: Shape | tuple):
     """The bytes of a Shape, or of all in a (nested) tuple of them."""
     return shape.bytes if isinstance(shape, Shape) else sum(map(shape_bytes, shape))
 
@@ -95,7 +97,7 @@ class Module:
     partitions: int
 
 
-def parse(text):
+def parse(text: Any):
     """Make a Module of HLO text, or of anything with `as_text`, such as `jax.stages.Compiled`.
 
     Raises ValueError where the text has no ENTRY computation, TypeError for other objects.
@@ -187,11 +189,12 @@ def _shape(text, at):
     found = ARRAY.match(text, at)
     if not found:
         raise ValueError(f"expected a shape in the HLO text, found {text[at:at + 60]!r}")
+    # <=8: an extent that is known only when the program runs, by its bound
     dims = tuple(int(dim.strip("<=")) for dim in found[2].split(",") if dim.strip())
     return Shape(found[1], dims), found.end()
 
 
-def split(text, separator):
+def split(text: str, separator: str):
     """Cut a text at the separators that stand outside all brackets and strings."""
     parts, depth, start = [], 0, 0
     for token in TOKEN.finditer(text):

@@ -52,7 +52,7 @@ TARGETS = re.compile("|".join((
 )))
 
 
-def walked(opcode):
+def walked(opcode: str):
     """Whether an instruction of this opcode runs computations that may hold matmuls.
 
     Asynchronous instructions run them where they start: async-start, call-start.
@@ -60,7 +60,7 @@ def walked(opcode):
     return opcode.removesuffix("-start") in WALKED
 
 
-def plain(opcode):
+def plain(opcode: str):
     """Whether there is no matmul in an instruction of this opcode.
 
     What ends or updates an asynchronous instruction was counted where that started.
@@ -68,6 +68,6 @@ def plain(opcode):
     return opcode.removesuffix("-start") in PLAIN or opcode.endswith(("-done", "-update"))
 
 
-def plain_target(target):
+def plain_target(target: str):
     """Whether there is no matmul in a custom call of this target."""
     return TARGETS.fullmatch(target) is not None

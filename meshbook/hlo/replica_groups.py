@@ -12,7 +12,7 @@ import numpy as np
 INTS = re.compile(r"-?\d+")
 
 
-def replica_groups(text):
+def replica_groups(text: str):
     """Read replica_groups in any of its spellings: a list of groups of device numbers.
 
     >>> replica_groups("[2,4]<=[4,2]T(1,0)")

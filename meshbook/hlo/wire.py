@@ -10,6 +10,10 @@ al. 2025, "How to Scale Your Model" (seconds on a torus, the time of a hop).
 """
 
 import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 WIRE = {
     # A reduce-scatter, which leaves n/k, and then an all-gather of n: (k-1)·n/k each.
@@ -27,7 +31,7 @@ WIRE = {
 }
 
 
-def wire_bytes(kind, ways, result_bytes):
+def wire_bytes(kind: str, ways: int | np.integer, result_bytes: int | float | np.integer):
     """The bytes that one device must send, and receive, over its links in a collective.
 
     kind: such as "all-reduce"; ways: k, the devices of a group; result_bytes: n, of the result on
@@ -45,7 +49,8 @@ def wire_bytes(kind, ways, result_bytes):
     return WIRE[kind](ways, result_bytes)
 
 
-def wire_seconds(kind, sizes, moved, device, ring=True):
+def wire_seconds(kind: str, sizes: Sequence[int | np.integer], moved: tuple, device: Any,
+                 ring: bool = True):
     """How long the links of one device need for its part of some collectives.
 
     sizes: of the mesh axes along which the group lies, each of them laid along a dimension of the

@@ -9,6 +9,7 @@ book's version is replaced, JAX's plug-ins go with JAX, and the rest is added on
 import re
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -17,13 +18,13 @@ OURS = {"jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain"}
 LATER = {"xprof"}  # it brings forty packages; the one page that needs it asks for it
 
 
-def pins(path=PINS):
+def pins(path: str | Path = PINS):
     """[(name, version, marker)] of what the chapters need; a name may stand there twice."""
     lines = Path(path).read_text("utf8").splitlines()
     return [re.fullmatch(r"([\w.-]+)==([\w.]+)(?: ; (.*))?", line).groups("") for line in lines]
 
 
-def accelerator(installed):
+def accelerator(installed: Mapping[str, str]):
     """What the runtime's JAX was made for: "TPU", "CUDA 12", "CUDA 13", or "CPU".
 
     installed: {name: version} of the runtime's packages.
@@ -36,7 +37,7 @@ def accelerator(installed):
     return "CPU"
 
 
-def requirements(pins, installed):
+def requirements(pins: Iterable[tuple[str, str, str]], installed: Mapping[str, str]):
     """What to ask pip for in a runtime with these packages.
 
     On a GPU JAX's plug-ins are replaced and NVIDIA's libraries are not: they are the runtime's,
@@ -62,7 +63,7 @@ def packages():
             for each in metadata.distributions() if each.metadata["Name"]}
 
 
-def changes(before, after):
+def changes(before: Mapping[str, str], after: Mapping[str, str]):
     """What became of the packages, in words: "jax 0.7.2 → 0.12.0, new: grain 0.2.18"."""
     changed = [f"{name} {before[name]} → {version}" for name, version in sorted(after.items())
                if name in before and before[name] != version]
@@ -70,14 +71,14 @@ def changes(before, after):
     return ", ".join(changed + ([f"new: {', '.join(new)}"] if new else [])) or "nothing to do"
 
 
-def install(wanted):
+def install(wanted: Sequence[str]):
     """Install these requirements. Raises RuntimeError where pip refuses, after what pip says."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     if wanted and subprocess.run([*pip, *wanted]).returncode:
         raise RuntimeError(f"pip could not install {', '.join(wanted)}; it says why above")
 
 
-def add(name):
+def add(name: str):
     """Install a package of LATER in the book's version, where it is missing."""
     if name not in packages():
         install([f"{known}=={version}" for known, version, _ in pins() if known == name])

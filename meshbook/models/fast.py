@@ -9,18 +9,25 @@ Source: Dao et al. 2022, "FlashAttention".
 """
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
 
 from meshbook.models.layers import MLP, Attention, keys_for
-from meshbook.models.minigpt import CausalAttention, MiniGPT
-from meshbook.models.vit import Block, ViT
-from meshbook.training import train_step
+from meshbook.models.minigpt import CausalAttention, MiniGPT, MiniGPTConfig
+from meshbook.models.vit import Block, ViT, ViTConfig
+from meshbook.sharding import Sharding
+from meshbook.training import TrainState, train_step
 
 
-def attend(kernel, q_BTHK, k_BTHK, v_BTHK, is_causal=False):
+def attend(kernel: str | None, q_BTHK: Float[Array, "B T H K"], k_BTHK: Float[Array, "B T H K"],
+           v_BTHK: Float[Array, "B T H K"], is_causal: bool = False):
     """Attention (B, T, H, K) by this kernel; an odd T goes in as the even one above it.
 
     JAX gives cuDNN's gradient even lengths only; the row more is masked, and taken off again.
@@ -37,20 +44,20 @@ def attend(kernel, q_BTHK, k_BTHK, v_BTHK, is_causal=False):
 class KernelAttention(Attention):
     """Attention by the kernel of this name, as jax.nn.dot_product_attention knows it."""
 
-    def __call__(self, x_BTD):
+    def __call__(self, x_BTD: Float[Array, "B T D"]):
         return self.join(attend(self.kernel, *self.heads(x_BTD)))
 
 
 class ClassAttention(Attention):
     """The first token looks at all others: (B, T, D) to (B, 1, D)."""
 
-    def __call__(self, x_BTD):
+    def __call__(self, x_BTD: Float[Array, "B T D"]):
         q_B1HK = self.some(x_BTD[:, :1], slice(0, 1))[:, :, 0]
         kv_BTSHK = self.some(x_BTD, slice(1, 3))
         return self.join(jax.nn.dot_product_attention(
             q_B1HK, kv_BTSHK[:, :, 0], kv_BTSHK[:, :, 1]))
 
-    def some(self, x_BTD, part):
+    def some(self, x_BTD: Float[Array, "B T D"], part: slice):
         """Some of the three of query, key and value: (B, T, S, H, K)."""
         w_DSHK, b_SHK = self.w_qkv_DSHK[...][:, part], self.b_qkv_SHK[...][part]
         s, dtype = self.sharding, x_BTD.dtype
@@ -59,7 +66,7 @@ class ClassAttention(Attention):
         return y_BTSHK + s.gather("SHK", b_SHK, dtype)
 
 
-def dropout_by_bytes(x, rate, key):
+def dropout_by_bytes(x: Float[Array, "..."], rate: int | float, key: jax.Array | None):
     """dropout, by a random byte for each number: the rate is rounded to a 256th. No key: x."""
     least = round(256 * rate)
     if key is None or least == 0:
@@ -73,7 +80,7 @@ def dropout_by_bytes(x, rate, key):
 class BytesMLP(MLP):
     """The MLP with dropout by bytes; for one device."""
 
-    def __call__(self, x_BTD, key=None):
+    def __call__(self, x_BTD: Float[Array, "B T D"], key: jax.Array | None = None):
         first, second = keys_for(key, 2)
         h_BTF = dropout_by_bytes(jax.nn.gelu(self.widen(x_BTD)), self.rate, first)
         return dropout_by_bytes(self.narrow(h_BTF), self.rate, second)
@@ -82,7 +89,7 @@ class BytesMLP(MLP):
 class LastBlock(Block):
     """An encoder block from which only the class token comes out: (B, T, D) to (B, 1, D)."""
 
-    def __call__(self, x_BTD, key=None):
+    def __call__(self, x_BTD: Float[Array, "B T D"], key: jax.Array | None = None):
         with jax.named_scope("attention"):
             x_B1D = x_BTD[:, :1] + self.attention(self.norm1(x_BTD))
         with jax.named_scope("mlp"):
@@ -92,7 +99,8 @@ class LastBlock(Block):
 class KernelCausalAttention(CausalAttention):
     """Causal attention by a kernel; rows of several documents go the plain way."""
 
-    def __call__(self, x_BTD, segments_BT=None):
+    def __call__(self, x_BTD: Float[Array, "B T D"],
+                 segments_BT: Int[Array | np.ndarray, "B T"] | None = None):
         if segments_BT is not None:
             return super().__call__(x_BTD, segments_BT)
         return self.join(attend(self.kernel, *self.heads(x_BTD), is_causal=True))
@@ -105,7 +113,8 @@ class FastViT(ViT):
     dropout by bytes, for one device.
     """
 
-    def __init__(self, config, sharding, *, rngs, kernel=None, by_bytes=False):
+    def __init__(self, config: ViTConfig, sharding: Sharding, *, rngs: nnx.Rngs,
+                 kernel: str | None = None, by_bytes: bool = False):
         super().__init__(config, sharding, rngs=rngs)
         for block in self.blocks:
             become(block.attention, KernelAttention, kernel=kernel)
@@ -119,20 +128,21 @@ class FastViT(ViT):
 class FastMiniGPT(MiniGPT):
     """The same MiniGPT, parameter for parameter. kernel: as for FastViT."""
 
-    def __init__(self, config, sharding, *, rngs, kernel=None):
+    def __init__(self, config: MiniGPTConfig, sharding: Sharding, *, rngs: nnx.Rngs,
+                 kernel: str | None = None):
         super().__init__(config, sharding, rngs=rngs)
         for block in self.blocks:
             become(block.attention, KernelCausalAttention, kernel=kernel)
 
 
-def become(module, kind, **settings):
+def become(module: nnx.Module, kind: type[nnx.Module], **settings: Any):
     """Let a module compute as this subclass does, which has the same parameters."""
     object.__setattr__(module, "__class__", kind)
     for name, value in settings.items():
         setattr(module, name, value)
 
 
-def class_token_saving(config, images):
+def class_token_saving(config: ViTConfig, images: int) -> int:
     """FLOPs of a training step that LastBlock leaves out: all but the keys and values of T - 1.
 
     Queries and sums of the other tokens, 4·D², their scores, 4·T·D, and their MLP, 4·D·F.
@@ -142,7 +152,7 @@ def class_token_saving(config, images):
 
 
 @partial(jax.jit, donate_argnums=0)
-def train_steps(state, batches, key):
+def train_steps(state: TrainState, batches: Mapping[str, Array | np.ndarray], key: jax.Array):
     """Several steps in one call: (state, metrics of each). batches: stacked, (steps, B, ...).
 
     The host sends off one program instead of many; the steps are those of train_step.

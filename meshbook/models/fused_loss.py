@@ -11,20 +11,26 @@ Sources: Milakov and Gimelshein 2018 (a softmax that does not know its maximum);
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
 
 from meshbook.models.losses import cut, mean_over_devices, split_of
 from meshbook.models.minigpt import MASKED
+from meshbook.sharding import Sharding
 
 CHUNK = 4096  # tokens of one device whose odds are there at once
 
 
 def one_pass_cross_entropy(
-    hidden_BTD, w_DV, b_V, labels_BT, weight_BT=None, *,
-    vocabulary, sharding, chunk=CHUNK, make_odds=None,
+    hidden_BTD: Float[Array | np.ndarray, "B T D"], w_DV: Float[Array | np.ndarray, "D V"],
+    b_V: Float[Array | np.ndarray, "V"], labels_BT: Int[Array | np.ndarray, "B T"],
+    weight_BT: Float[Array | np.ndarray, "B T"] | None = None, *,
+    vocabulary: int, sharding: Sharding, chunk: int = CHUNK, make_odds: Callable | None = None,
 ):
     """The same mean loss (nats) and accuracy as chunked_cross_entropy, and its gradients.
 
@@ -38,7 +44,10 @@ def one_pass_cross_entropy(
         sharding, hidden_BTD, w_DV, b_V, labels_BT, weight_BT)
 
 
-def one_pass_sums(settings, chunk, h_nD, w_Dv, b_v, labels_n, weight_n):
+def one_pass_sums(
+    settings: tuple, chunk: int, h_nD: Float[Array, "n D"], w_Dv: Float[Array, "D v"],
+    b_v: Float[Array, "v"], labels_n: Int[Array, "n"], weight_n: Float[Array, "n"],
+):
     """Sums over this device's tokens: (loss, right answers), weighted."""
     def turn(sums, part):
         more = odds(*settings, w_Dv, b_v, *part)[0]
@@ -48,7 +57,10 @@ def one_pass_sums(settings, chunk, h_nD, w_Dv, b_v, labels_n, weight_n):
     return jax.lax.scan(turn, (zero, zero), cut(chunk, h_nD, labels_n, weight_n))[0]
 
 
-def sums_and_products(settings, chunk, h_nD, w_Dv, b_v, labels_n, weight_n):
+def sums_and_products(
+    settings: tuple, chunk: int, h_nD: Float[Array, "n D"], w_Dv: Float[Array, "D v"],
+    b_v: Float[Array, "v"], labels_n: Int[Array, "n"], weight_n: Float[Array, "n"],
+):
     """The same sums, and the loss's gradients to hidden, weights and bias."""
     def turn(total, part):
         more, errors_nv, share_n = odds(*settings, w_Dv, b_v, *part)
@@ -66,7 +78,11 @@ def sums_and_products(settings, chunk, h_nD, w_Dv, b_v, labels_n, weight_n):
     return (loss, right), (dh_nD, dw_Dv.astype(w_Dv.dtype), db_v.astype(b_v.dtype))
 
 
-def odds(axis, vocabulary, make_odds, w_Dv, b_v, h_nD, labels_n, weight_n):
+def odds(
+    axis: str | tuple[str, ...] | None, vocabulary: int, make_odds: Callable,
+    w_Dv: Float[Array, "D v"], b_v: Float[Array, "v"], h_nD: Float[Array, "n D"],
+    labels_n: Int[Array, "n"], weight_n: Float[Array, "n"],
+):
     """((loss, right answers), errors (n, v), share (n,)) of one chunk of tokens.
 
     The odds of a token are exp(its logit - the label's): 1 for the label. Their sum is what the
@@ -97,7 +113,8 @@ def odds(axis, vocabulary, make_odds, w_Dv, b_v, h_nD, labels_n, weight_n):
     return (loss_n.sum(), right_n.sum()), errors_nv, share_n
 
 
-def plain_odds(h_nD, w_Dv, b_v, label_n):
+def plain_odds(h_nD: Float[Array, "n D"], w_Dv: Float[Array, "D v"], b_v: Float[Array, "v"],
+               label_n: Float[Array, "n"]):
     """exp(h·w + b - label) in the type of h: (odds (n, v), their sums (n,), their maxima (n,)).
 
     b and label are float32, and so are the sums.
@@ -107,7 +124,8 @@ def plain_odds(h_nD, w_Dv, b_v, label_n):
     return odds_nv, odds_nv.sum(-1, dtype=jnp.float32), odds_nv.max(-1)
 
 
-def logits_at(h_nD, w_Dv, b_v, at_n):
+def logits_at(h_nD: Float[Array, "n D"], w_Dv: Float[Array, "D v"], b_v: Float[Array, "v"],
+              at_n: Int[Array, "n"]):
     """One logit of each token, in float32: (n,)."""
     w_nD = w_Dv.T[at_n].astype(jnp.float32)
     return (h_nD.astype(jnp.float32) * w_nD).sum(-1) + b_v[at_n]

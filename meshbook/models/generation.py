@@ -7,15 +7,23 @@ that the model sees depend on the length of the text alone, not on how it came a
 from __future__ import annotations
 
 import codecs
+from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from meshbook.models.minigpt import MiniGPT, MiniGPTConfig
+from meshbook.training.state import Program, TrainState
 
 
-
-def generate(state, prompts, length, key, **choice):
+def generate(
+    state: TrainState, prompts: Sequence[Sequence[int]], length: int,
+    key: jax.Array, **choice: Any,
+):
     """Continue every prompt by up to `length` tokens: a list of new ones each.
 
     state: of a run (params and program). prompts: lists of tokens, of any
@@ -31,8 +39,10 @@ def generate(state, prompts, length, key, **choice):
 
 
 def stream(
-    state, prompts, length, key, *,
-    temperature=1.0, top_k=None, top_p=None, stop=None, piece=1,
+    state: TrainState, prompts: Sequence[Sequence[int]], length: int,
+    key: jax.Array, *, temperature: int | float = 1.0,
+    top_k: int | None = None, top_p: int | float | None = None,
+    stop: int | None = None, piece: int = 1,
 ):
     """The same piece by piece: yields each row's tokens of a few steps.
 
@@ -75,7 +85,7 @@ def stream(
         yield new[:len(prompts)]
 
 
-def as_text(pieces, encoding):
+def as_text(pieces: Iterable, encoding: Any):
     """The text of what `stream` yields for one prompt, a piece at a time.
 
     Bytes of a character whose other bytes are still to come are held back.
@@ -86,7 +96,11 @@ def as_text(pieces, encoding):
     yield decoder.decode(b"", final=True)
 
 
-def check(config, prompts, length, temperature, top_k, top_p, piece):
+def check(
+    config: MiniGPTConfig, prompts: Sequence[Sequence[int]], length: int,
+    temperature: int | float, top_k: int | None, top_p: int | float | None,
+    piece: int,
+):
     """ValueError where a wish cannot be met."""
     if not prompts:
         raise ValueError("there is nothing to continue: prompts is empty")
@@ -115,13 +129,15 @@ def check(config, prompts, length, temperature, top_k, top_p, piece):
             raise ValueError(f"{name} is {expected}; found {found}")
 
 
-def window_start(length, window):
+def window_start(length: int, window: int) -> int:
     """Where the window begins in a text of this length."""
     half = max(window // 2, 1)
     return max(-(-(length - window) // half) * half, 0)
 
 
-def laid_out(texts, alive, window):
+def laid_out(
+    texts: Sequence[Sequence[int]], alive: Sequence[bool], window: int
+):
     """What each row sees, last tokens in one column: (tokens (B, W), first, next).
 
     Rows that have ended are given one token, so that the others have room.
@@ -137,7 +153,10 @@ def laid_out(texts, alive, window):
 
 
 @partial(jax.jit, static_argnums=0)
-def prefill(program, params, tokens, first, column):
+def prefill(
+    program: Program, params: Any, tokens: Int[Array | np.ndarray, "B W"],
+    first: Int[Array | np.ndarray, "B"], column: int | Array,
+):
     """Keys and values of all blocks, and the last column's logits (B, V)."""
     model = program.model(params)
     c, s = model.config, model.sharding
@@ -151,7 +170,7 @@ def prefill(program, params, tokens, first, column):
     return cache, logits(model, last)
 
 
-def logits(model, x_BTD):
+def logits(model: MiniGPT, x_BTD: Float[Array, "B T D"]):
     """Logits (B, V) of one column in float32, whole along "model"."""
     logits_BV = model.head(x_BTD)[:, 0].astype(jnp.float32)
     return jax.reshard(logits_BV, model.sharding.activation("BD"))
@@ -159,8 +178,11 @@ def logits(model, x_BTD):
 
 @partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=4)
 def decode(
-    program, top_k, nucleus, params, memory, first, alive, column, done, steps,
-    stop, key, temperature, top_p,
+    program: Program, top_k: int | None, nucleus: bool, params: Any,
+    memory: tuple, first: Int[Array | np.ndarray, "B"],
+    alive: Bool[Array | np.ndarray, "B"], column: int | Array,
+    done: int | Array, steps: int | Array, stop: int | Array, key: jax.Array,
+    temperature: float | Array, top_p: float | Array,
 ):
     """Draw a token, put it into its column, and on: (tokens (B, W), memory).
 
@@ -197,7 +219,11 @@ def decode(
     return written_BW, tuple(memory)
 
 
-def draw(logits_BV, chance_B, temperature, top_p, top_k=None, nucleus=False):
+def draw(
+    logits_BV: Float[Array | np.ndarray, "B V"],
+    chance_B: Float[Array | np.ndarray, "B"], temperature: int | float | Array,
+    top_p: int | float | Array, top_k: int | None = None, nucleus: bool = False,
+):
     """A token of each row: in its share of the chances falls chance_B.
 
     chance_B: uniform in [0, 1). temperature 0: the likeliest token.
@@ -219,7 +245,9 @@ def draw(logits_BV, chance_B, temperature, top_p, top_k=None, nucleus=False):
     return jnp.take_along_axis(ids_BV, at_B[:, None], -1)[:, 0]
 
 
-def least_likely(p_BV, top_p):
+def least_likely(
+    p_BV: Float[Array | np.ndarray, "B V"], top_p: int | float | Array
+):
     """The largest chance whose tokens, and those above, have top_p together: (B, 1).
 
     Found by halving, bit by bit, and not by sorting the vocabulary: floats from

@@ -5,12 +5,16 @@ param_dtype) and a `Sharding`, which says where its tensors live.
 """
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.nn import initializers as init
+from jaxtyping import Array, Float
 
-from meshbook.sharding import check_split
+from meshbook.sharding import Sharding, check_split
 
 
 class Sizes:
@@ -37,7 +41,10 @@ class Sizes:
         return self.embed // self.heads
 
 
-def parameter(letters, shape, initializer, rngs, config, sharding):
+def parameter(
+    letters: str, shape: Sequence[int], initializer: Callable, rngs: nnx.Rngs,
+    config: Any, sharding: Sharding,
+):
     """One parameter, created where the rules say that it lives."""
     spec = sharding.parameter(letters)
     check_split(letters, shape, spec)
@@ -47,7 +54,9 @@ def parameter(letters, shape, initializer, rngs, config, sharding):
     return nnx.Param(value, out_sharding=spec)
 
 
-def dropout(x, rate, key):
+def dropout(
+    x: Float[Array, "..."], rate: int | float, key: jax.Array | None
+):
     """x with a share of its numbers 0 and the rest scaled up; no key: x."""
     if key is None or rate == 0:
         return x
@@ -56,7 +65,7 @@ def dropout(x, rate, key):
     return jnp.where(keep, x / (1 - rate), 0).astype(x.dtype)
 
 
-def keys_for(key, places):
+def keys_for(key: jax.Array | None, places: int):
     """A key for each of so many places; of no key none. All are made at once: on a TPU
     each key that is made alone takes a hundred scalar operations, one after the other.
     """
@@ -69,13 +78,13 @@ def keys_for(key, places):
 class Norm(nnx.Module):
     """Layer normalisation over D, computed in float32."""
 
-    def __init__(self, config, sharding, *, rngs):
+    def __init__(self, config: Sizes, sharding: Sharding, *, rngs: nnx.Rngs):
         shape = (config.embed,)
         make = lambda f: parameter("D", shape, f, rngs, config, sharding)
         self.scale_D, self.bias_D = make(init.ones), make(init.zeros)
         self.sharding = sharding
 
-    def __call__(self, x_BTD):
+    def __call__(self, x_BTD: Float[Array, "... D"]):
         x = x_BTD.astype(jnp.float32)
         mean = x.mean(-1, keepdims=True)
         var = jnp.square(x - mean).mean(-1, keepdims=True)
@@ -88,7 +97,7 @@ class Norm(nnx.Module):
 class Attention(nnx.Module):
     """Every token looks at every other, in H heads: (B, T, D) to (B, T, D)."""
 
-    def __init__(self, config, sharding, *, rngs):
+    def __init__(self, config: Sizes, sharding: Sharding, *, rngs: nnx.Rngs):
         D, H, K = config.embed, config.heads, config.head_size
         fan = dict(scale=1.0, mode="fan_avg", distribution="uniform")
         qkv = init.variance_scaling(
@@ -102,7 +111,7 @@ class Attention(nnx.Module):
         self.b_out_D = make("D", (D,), init.zeros)
         self.sharding = sharding
 
-    def heads(self, x_BTD):
+    def heads(self, x_BTD: Float[Array, "B T D"]):
         """Queries, keys and values of every token: (B, T, H, K) each."""
         s, dtype = self.sharding, x_BTD.dtype
         w_DSHK = s.gather("DSHK", self.w_qkv_DSHK[...], dtype)
@@ -111,7 +120,7 @@ class Attention(nnx.Module):
         qkv = qkv + s.gather("SHK", self.b_qkv_SHK[...], dtype)
         return qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
 
-    def join(self, y_BTHK):
+    def join(self, y_BTHK: Float[Array, "B T H K"]):
         """What the heads found, brought together: (B, T, H, K) to (B, T, D)."""
         s, dtype = self.sharding, y_BTHK.dtype
         w_HKD = s.gather("HKD", self.w_out_HKD[...], dtype)
@@ -119,7 +128,7 @@ class Attention(nnx.Module):
                            out_sharding=s.activation("BTD"))
         return y_BTD + s.gather("D", self.b_out_D[...], dtype)
 
-    def __call__(self, x_BTD):
+    def __call__(self, x_BTD: Float[Array, "B T D"]):
         q_BTHK, k_BTHK, v_BTHK = self.heads(x_BTD)
         y_BTHK = jax.nn.dot_product_attention(q_BTHK, k_BTHK, v_BTHK)
         return self.join(y_BTHK)
@@ -128,7 +137,7 @@ class Attention(nnx.Module):
 class MLP(nnx.Module):
     """Two products with a gelu between: (B, T, D) to (B, T, F) to (B, T, D)."""
 
-    def __init__(self, config, sharding, *, rngs):
+    def __init__(self, config: Sizes, sharding: Sharding, *, rngs: nnx.Rngs):
         D, F, xavier = config.embed, config.hidden, init.xavier_uniform()
         make = lambda *what: parameter(*what, rngs, config, sharding)
         self.w_in_DF = make("DF", (D, F), xavier)
@@ -137,7 +146,7 @@ class MLP(nnx.Module):
         self.b_out_D = make("D", (D,), init.zeros)
         self.sharding, self.rate = sharding, config.dropout
 
-    def widen(self, x_BTD):
+    def widen(self, x_BTD: Float[Array, "B T D"]):
         """The hidden units before their activation function: (B, T, F)."""
         s, dtype = self.sharding, x_BTD.dtype
         w_DF = s.gather("DF", self.w_in_DF[...], dtype)
@@ -145,7 +154,7 @@ class MLP(nnx.Module):
                            out_sharding=s.activation("BTF"))
         return h_BTF + s.gather("F", self.b_in_F[...], dtype)
 
-    def narrow(self, h_BTF):
+    def narrow(self, h_BTF: Float[Array, "B T F"]):
         """What hidden units add up to: (B, T, D)."""
         s, dtype = self.sharding, h_BTF.dtype
         w_FD = s.gather("FD", self.w_out_FD[...], dtype)
@@ -153,7 +162,9 @@ class MLP(nnx.Module):
                            out_sharding=s.activation("BTD"))
         return y_BTD + s.gather("D", self.b_out_D[...], dtype)
 
-    def __call__(self, x_BTD, key=None):
+    def __call__(
+        self, x_BTD: Float[Array, "B T D"], key: jax.Array | None = None
+    ):
         first, second = keys_for(key, 2)
         h_BTF = dropout(jax.nn.gelu(self.widen(x_BTD)), self.rate, first)
         return dropout(self.narrow(h_BTF), self.rate, second)

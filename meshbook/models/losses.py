@@ -11,23 +11,31 @@ Sources: Shoeybi et al. 2019 (a vocabulary in parts); Hsu et al. 2024, "Liger Ke
 """
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int, Shaped
 
 from meshbook.models.minigpt import MASKED
-from meshbook.sharding import shard_map_over_the_rest
-from meshbook.training.state import check_labels
+from meshbook.sharding import Sharding, shard_map_over_the_rest
+from meshbook.training.state import Program, check_labels
 
 CHUNK = 512  # tokens of one device whose logits are there at once
 
 
 def chunked_cross_entropy(
-    hidden_BTD, w_DV, b_V, labels_BT, weight_BT=None, *,
-    vocabulary, sharding, chunk=CHUNK,
+    hidden_BTD: Float[Array | np.ndarray, "B T D"],
+    w_DV: Float[Array | np.ndarray, "D V"],
+    b_V: Float[Array | np.ndarray, "V"],
+    labels_BT: Int[Array | np.ndarray, "B T"],
+    weight_BT: Float[Array | np.ndarray, "B T"] | None = None, *,
+    vocabulary: int, sharding: Sharding, chunk: int = CHUNK,
 ):
     """Mean loss (nats) and accuracy of logits hidden·w + b, chunk by chunk.
 
@@ -44,14 +52,19 @@ def chunked_cross_entropy(
     )
 
 
-def split_of(sharding):
+def split_of(sharding: Sharding):
     """The mesh axis over which the vocabulary is split, or None."""
     spec = sharding.activation("V")
     return spec[0] if spec else None
 
 
 def mean_over_devices(
-    sums, gradients, sharding, hidden_BTD, w_DV, b_V, labels_BT, weight_BT
+    sums: Callable, gradients: Callable, sharding: Sharding,
+    hidden_BTD: Float[Array | np.ndarray, "B T D"],
+    w_DV: Float[Array | np.ndarray, "D V"],
+    b_V: Float[Array | np.ndarray, "V"],
+    labels_BT: Int[Array | np.ndarray, "B T"],
+    weight_BT: Float[Array | np.ndarray, "B T"] | None,
 ):
     """Mean loss and accuracy, from the sums over each device's own tokens.
 
@@ -75,7 +88,7 @@ def mean_over_devices(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def total(how, *arguments):
+def total(how: tuple, *arguments: Array):
     """Sums over all tokens: (loss, right answers). Its gradient is written out."""
     sums, _, where = how
     rows, _ = axes = split_axes(where)
@@ -87,13 +100,17 @@ def total(how, *arguments):
     return shard_map_over_the_rest(local, where, (P(), P()))(*arguments)
 
 
-def split_axes(where):
+def split_axes(where: tuple):
     """The mesh axes that split the tokens, and those that split the vocabulary."""
     _, _, V, BT, _ = where
     return tuple(tuple(jax.tree.leaves(tuple(spec))) for spec in (BT, V))
 
 
-def flat(axes, h_bTD, w_Dv, b_v, labels_bT, weight_bT):
+def flat(
+    axes: tuple, h_bTD: Float[Array, "b T D"], w_Dv: Float[Array, "D v"],
+    b_v: Float[Array, "v"], labels_bT: Int[Array, "b T"],
+    weight_bT: Float[Array, "b T"],
+):
     """One device's tokens in a row; what each adds to a gradient is its own."""
     rows, ways = axes
     varying = partial(jax.lax.pcast, to="varying")
@@ -102,7 +119,7 @@ def flat(axes, h_bTD, w_Dv, b_v, labels_bT, weight_bT):
     return h_nD, w_Dv, b_v, labels_bT.ravel(), weight_bT.ravel()
 
 
-def total_forward(how, *arguments):
+def total_forward(how: tuple, *arguments: Array):
     """The sums and, made on the way, the loss's gradients to hidden, w and b."""
     _, gradients, where = how
     rows, ways = axes = split_axes(where)
@@ -118,7 +135,7 @@ def total_forward(how, *arguments):
     return shard_map_over_the_rest(local, where, specs)(*arguments)
 
 
-def total_backward(how, gradients, cotangents):
+def total_backward(how: tuple, gradients: tuple, cotangents: tuple):
     scale = lambda x: (x * cotangents[0]).astype(x.dtype)
     return *map(scale, gradients), None, None
 
@@ -127,7 +144,9 @@ total.defvjp(total_forward, total_backward)
 
 
 def language_loss(
-    params, program, batch, key=None, cross_entropy=chunked_cross_entropy
+    params: Any, program: Program, batch: Mapping[str, Array | np.ndarray],
+    key: jax.Array | None = None,
+    cross_entropy: Callable = chunked_cross_entropy,
 ):
     """Mean cross-entropy (nats) of the next token, and a batch's metrics.
 
@@ -152,7 +171,10 @@ def language_loss(
 
 
 def cross_entropy_sums(
-    axis, vocabulary, chunk, h_nD, w_Dv, b_v, labels_n, weight_n
+    axis: str | tuple[str, ...] | None, vocabulary: int, chunk: int,
+    h_nD: Float[Array, "n D"], w_Dv: Float[Array, "D v"],
+    b_v: Float[Array, "v"], labels_n: Int[Array, "n"],
+    weight_n: Float[Array, "n"],
 ):
     """Sums over this device's tokens: (loss, right answers), weighted.
 
@@ -168,7 +190,10 @@ def cross_entropy_sums(
 
 
 def sums_and_gradients(
-    axis, vocabulary, chunk, h_nD, w_Dv, b_v, labels_n, weight_n
+    axis: str | tuple[str, ...] | None, vocabulary: int, chunk: int,
+    h_nD: Float[Array, "n D"], w_Dv: Float[Array, "D v"],
+    b_v: Float[Array, "v"], labels_n: Int[Array, "n"],
+    weight_n: Float[Array, "n"],
 ):
     """The same sums, and the loss's gradients to hidden, weights and bias."""
     def turn(total, part):
@@ -188,7 +213,7 @@ def sums_and_gradients(
     return (loss, right), (dh_nD, dw_Dv, db_v)
 
 
-def cut(chunk, *tokens):
+def cut(chunk: int, *tokens: Shaped[Array | np.ndarray, "n ..."]):
     """Arrays of n tokens as equal chunks of at most this size, then zeros."""
     n = len(tokens[0])
     chunks = -(-n // chunk)
@@ -199,7 +224,12 @@ def cut(chunk, *tokens):
     ]
 
 
-def chunk_sums(axis, vocabulary, w_Dv, b_v, h_nD, labels_n, weight_n):
+def chunk_sums(
+    axis: str | tuple[str, ...] | None, vocabulary: int,
+    w_Dv: Float[Array, "D v"], b_v: Float[Array, "v"],
+    h_nD: Float[Array, "n D"], labels_n: Int[Array, "n"],
+    weight_n: Float[Array, "n"],
+):
     """(loss, right answers) of one chunk, and its logits' gradients (n, v)."""
     v = len(b_v)
     first = 0 if axis is None else jax.lax.axis_index(axis) * v
@@ -218,11 +248,17 @@ def chunk_sums(axis, vocabulary, w_Dv, b_v, h_nD, labels_n, weight_n):
     loss_n = jnp.where(known_n, jnp.log(total_n) + top_n - label_n, jnp.nan)
     loss_n = jnp.where(weight_n > 0, loss_n * weight_n, 0)
     right_n = jnp.where(label_n >= top_n, weight_n, 0)
+    # the gradient of the loss: each probability, less 1 at the label
     errors_nv = (exp_nv / total_n[:, None] - here_nv) * weight_n[:, None]
     return (loss_n.sum(), right_n.sum()), errors_nv
 
 
-def obvious_cross_entropy(hidden_BTD, w_DV, b_V, labels_BT, chunks=16):
+def obvious_cross_entropy(
+    hidden_BTD: Float[Array | np.ndarray, "B T D"],
+    w_DV: Float[Array | np.ndarray, "D V"],
+    b_V: Float[Array | np.ndarray, "V"],
+    labels_BT: Int[Array | np.ndarray, "B T"], chunks: int = 16,
+):
     """The mean loss in chunks as one writes it first: right, and not divided.
 
     Under Auto the axis of chunks falls on the axis that splits the batch:

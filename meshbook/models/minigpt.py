@@ -12,16 +12,17 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.nn import initializers as init
+from jaxtyping import Array, Bool, Float, Int
 
-from meshbook.models.layers import (
-    MLP, Attention, Norm, Sizes, dropout, keys_for, parameter
-)
+from meshbook.models.layers import MLP, Attention, Norm, Sizes, dropout, keys_for, parameter
 from meshbook.sharding import Sharding, axes_of, shard_map_over_the_rest
 
 MASKED = -1e30  # swallows what is added to it; its exp is 0, and never NaN
 LANES = 128  # the vocabulary is padded to a multiple of a TPU's width
+Ids, Hidden, Seen = Int[Array | np.ndarray, "B T"], Float[Array, "B T D"], Bool[Array, "B 1 T W"]
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class MiniGPTConfig(Sizes):
     heads: int = 8
     layers: int = 4
     dropout: float = 0.1
-    dtype: jnp.dtype = jnp.float32
-    param_dtype: jnp.dtype = jnp.float32
+    dtype: jax.typing.DTypeLike = jnp.float32
+    param_dtype: jax.typing.DTypeLike = jnp.float32
 
     def __post_init__(self):
         for name in ("vocabulary", "tokens"):
@@ -58,7 +59,8 @@ class MiniGPTConfig(Sizes):
         return -(-self.vocabulary // LANES) * LANES
 
 
-def look_up(letters, table, ids_BT, count, dtype, sharding):
+def look_up(letters: str, table: Float[Array, "N D"], ids_BT: Ids, count: int,
+            dtype: jax.typing.DTypeLike, sharding: Sharding):
     """Rows of a parameter table, such as VD, by number: (B, T) to (B, T, D).
 
     Where the table's rows are split over a mesh axis, each device looks up
@@ -76,7 +78,7 @@ def look_up(letters, table, ids_BT, count, dtype, sharding):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def rows_of(where, w_VD, ids_BT):
+def rows_of(where: tuple, w_VD: Float[Array, "V D"], ids_BT: Ids):
     """Rows of a table by number; where: (sharding, letters and length of the table).
 
     Its gradient is written out, because JAX cannot differentiate a shard_map inside
@@ -98,18 +100,18 @@ def rows_of(where, w_VD, ids_BT):
     )
 
 
-def places(table, length, ids_bT):
+def places(table: jax.P, length: int, ids_bT: Int[Array, "b T"]):
     """Where in this device's part of a table a number is, and whether it is there."""
     first = jax.lax.axis_index(table[0]) * length if table else 0
     at = ids_bT - first
     return at, (at >= 0) & (at < length)
 
 
-def rows_forward(where, w_VD, ids_BT):
+def rows_forward(where: tuple, w_VD: Float[Array, "V D"], ids_BT: Ids):
     return rows_of(where, w_VD, ids_BT), ids_BT
 
 
-def rows_backward(where, ids_BT, dx_BTD):
+def rows_backward(where: tuple, ids_BT: Ids, dx_BTD: Hidden):
     """Each row's gradient: the sum over all places that looked it up."""
     sharding, letters, length = where
     table, BT = sharding.activation(letters), sharding.activation("BT")
@@ -139,7 +141,7 @@ class CausalAttention(Attention):
     segments_BT: numbers; a token then looks only at tokens with its own number.
     """
 
-    def __call__(self, x_BTD, segments_BT=None):
+    def __call__(self, x_BTD: Hidden, segments_BT: Ids | None = None):
         q_BTHK, k_BTHK, v_BTHK = self.heads(x_BTD)
         mask = None
         if segments_BT is not None:
@@ -148,7 +150,7 @@ class CausalAttention(Attention):
             q_BTHK, k_BTHK, v_BTHK, mask=mask, is_causal=True
         ))
 
-    def extend(self, x_BTD, cache, column, mask):
+    def extend(self, x_BTD: Hidden, cache: list | tuple, column: int | Array, mask: Seen):
         """New tokens after cached ones, whose keys and values stand in columns.
 
         cache: keys and values (B, H, W, K); those of x are put at `column` and
@@ -171,31 +173,31 @@ class CausalAttention(Attention):
 class ReluMLP(MLP):
     """Two products with a ReLU between: (B, T, D) to (B, T, F) to (B, T, D)."""
 
-    def __call__(self, x_BTD):
+    def __call__(self, x_BTD: Hidden):
         return self.narrow(jax.nn.relu(self.widen(x_BTD)))
 
 
 class DecoderBlock(nnx.Module):
     """Attention, then MLP, each added to what came in and then normalised."""
 
-    def __init__(self, config, sharding, *, rngs):
+    def __init__(self, config: MiniGPTConfig, sharding: Sharding, *, rngs: nnx.Rngs):
         self.attention = CausalAttention(config, sharding, rngs=rngs)
         self.norm1 = Norm(config, sharding, rngs=rngs)
         self.mlp = ReluMLP(config, sharding, rngs=rngs)
         self.norm2 = Norm(config, sharding, rngs=rngs)
         self.rate = config.dropout
 
-    def __call__(self, x_BTD, key=None, segments_BT=None):
+    def __call__(self, x_BTD: Hidden, key: jax.Array | None = None, segments_BT: Ids | None = None):
         with jax.named_scope("attention"):
             y_BTD = self.attention(x_BTD, segments_BT)
         return self.add(x_BTD, y_BTD, key)
 
-    def extend(self, x_BTD, cache, column, mask):
+    def extend(self, x_BTD: Hidden, cache: list | tuple, column: int | Array, mask: Seen):
         """The same for new tokens after cached ones: see CausalAttention."""
         y_BTD, cache = self.attention.extend(x_BTD, cache, column, mask)
         return self.add(x_BTD, y_BTD), cache
 
-    def add(self, x_BTD, y_BTD, key=None):
+    def add(self, x_BTD: Hidden, y_BTD: Hidden, key: jax.Array | None = None):
         """What follows the attention: sum and norm, MLP, sum and norm."""
         first, second = keys_for(key, 2)
         x_BTD = self.norm1(x_BTD + dropout(y_BTD, self.rate, first))
@@ -215,9 +217,8 @@ class MiniGPT(nnx.Module):
     divide sizes as the sharding asks.
     """
 
-    def __init__(
-        self, config: MiniGPTConfig, sharding: Sharding, *, rngs: nnx.Rngs
-    ):
+    def __init__(self, config: MiniGPTConfig, sharding: Sharding, *,
+                 rngs: nnx.Rngs):
         T, D, V = config.tokens, config.embed, config.padded
         fan_out = init.variance_scaling(
             1.0, "fan_out", "uniform", in_axis=0, out_axis=1
@@ -233,7 +234,7 @@ class MiniGPT(nnx.Module):
         self.b_head_V = make("V", (V,), init.zeros)
         self.config, self.sharding = config, sharding
 
-    def embed(self, tokens_BT, positions_BT=None):
+    def embed(self, tokens_BT: Ids, positions_BT: Ids | None = None):
         """Tokens and their positions as embeddings: (B, T) to (B, T, D)."""
         c, s, T = self.config, self.sharding, tokens_BT.shape[1]
         if T > c.tokens:
@@ -248,7 +249,8 @@ class MiniGPT(nnx.Module):
             return x_BTD + s.gather("TD", self.position_TD[...], c.dtype)[:T]
         return x_BTD + found("TD", self.position_TD, positions_BT, c.tokens)
 
-    def hidden(self, tokens_BT, key=None, segments=None, positions=None):
+    def hidden(self, tokens_BT: Ids, key: jax.Array | None = None,
+               segments: Ids | None = None, positions: Ids | None = None):
         """What the head reads: (B, T) to (B, T, D)."""
         with jax.named_scope("embed"):
             x_BTD = self.embed(tokens_BT, positions)
@@ -261,7 +263,8 @@ class MiniGPT(nnx.Module):
                 x_BTD = block(x_BTD, keys[i], segments)
         return x_BTD
 
-    def extend(self, tokens_BT, cache, column, first_B):
+    def extend(self, tokens_BT: Ids, cache: list | tuple, column: int | Array,
+               first_B: Int[Array, "B"]):
         """The same for tokens that follow cached ones: ((B, T, D), new cache).
 
         cache: of each block, as CausalAttention has it, W = config.tokens
@@ -280,7 +283,7 @@ class MiniGPT(nnx.Module):
             new.append(pair)
         return x_BTD, new
 
-    def head(self, x_BTD):
+    def head(self, x_BTD: Hidden):
         """Logits (B, T, V) of what the blocks made, MASKED for no token."""
         c, s = self.config, self.sharding
         b_V = s.gather("V", self.b_head_V[...], c.dtype)
@@ -290,7 +293,8 @@ class MiniGPT(nnx.Module):
         return b_V + jnp.einsum("BTD,DV->BTV", x_BTD, w_DV,
                                 out_sharding=s.activation("BTV"))
 
-    def __call__(self, tokens_BT, key=None, segments=None, positions=None):
+    def __call__(self, tokens_BT: Ids, key: jax.Array | None = None,
+                 segments: Ids | None = None, positions: Ids | None = None):
         x_BTD = self.hidden(tokens_BT, key, segments, positions)
         with jax.named_scope("head"):
             return self.head(x_BTD)

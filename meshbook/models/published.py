@@ -18,11 +18,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jaxtyping import Array, Float, Int, Num
+
+from meshbook.models.minigpt import MiniGPTConfig
+from meshbook.models.vit import ViTConfig
 
 XAVIER, ZEROS = nnx.initializers.xavier_uniform(), nnx.initializers.zeros_init()
 
 
-def labelled(rngs):
+def labelled(rngs: nnx.Rngs):
     """What every layer with a kernel and a bias is given: initializers with labels, and keys."""
     return {"kernel_init": nnx.with_partitioning(XAVIER, (None, "model")),
             "bias_init": nnx.with_partitioning(ZEROS, ("model",)), "rngs": rngs}
@@ -33,13 +37,13 @@ def labelled(rngs):
 class PublishedMLP(nnx.Module):
     """Linear, gelu, dropout, linear, dropout."""
 
-    def __init__(self, config, rngs):
+    def __init__(self, config: ViTConfig, rngs: nnx.Rngs):
         D, F, given = config.embed, config.hidden, {"dtype": config.dtype} | labelled(rngs)
         self.fc1, self.fc2 = nnx.Linear(D, F, **given), nnx.Linear(F, D, **given)
         self.dropout1 = nnx.Dropout(config.dropout, rngs=rngs)
         self.dropout2 = nnx.Dropout(config.dropout, rngs=rngs)
 
-    def __call__(self, x):
+    def __call__(self, x: Float[Array, "B T D"]):
         x = self.dropout1(nnx.gelu(self.fc1(x)))
         return self.dropout2(self.fc2(x))
 
@@ -47,14 +51,14 @@ class PublishedMLP(nnx.Module):
 class PublishedEncoder(nnx.Module):
     """Attention and MLP, a norm ahead of each; the type of attention and norms is not said."""
 
-    def __init__(self, config, rngs):
+    def __init__(self, config: ViTConfig, rngs: nnx.Rngs):
         D = config.embed
         self.norm1 = nnx.LayerNorm(D, epsilon=1e-6, rngs=rngs)
         self.attn = nnx.MultiHeadAttention(config.heads, D, decode=False, **labelled(rngs))
         self.norm2 = nnx.LayerNorm(D, epsilon=1e-6, rngs=rngs)
         self.mlp = PublishedMLP(config, rngs)
 
-    def __call__(self, x):
+    def __call__(self, x: Float[Array, "B T D"]):
         x = x + self.attn(self.norm1(x))
         return x + self.mlp(self.norm2(x))
 
@@ -66,7 +70,7 @@ class PublishedViT(nnx.Module):
     whose axis "model" does not divide the classes, heads and widths that carry its label.
     """
 
-    def __init__(self, config, *, rngs):
+    def __init__(self, config: ViTConfig, *, rngs: nnx.Rngs):
         D, side, given = config.embed, (config.patch,) * 2, {"dtype": config.dtype} | labelled(rngs)
         self.conv_proj = nnx.Conv(3, D, side, side, padding="VALID", **given)
         self.cls_token = nnx.Param(jnp.zeros((1, 1, D)))
@@ -76,7 +80,7 @@ class PublishedViT(nnx.Module):
         self.head = nnx.Linear(D, config.classes, **given)
         self.dtype = config.dtype
 
-    def __call__(self, x):
+    def __call__(self, x: Num[Array | np.ndarray, "B H W C"]):
         x = self.conv_proj(x.astype(self.dtype))
         x = jnp.reshape(x, (len(x), -1, x.shape[-1]))
         x = jnp.concatenate([jnp.tile(self.cls_token[...], (len(x), 1, 1)), x], axis=1)
@@ -90,7 +94,7 @@ class PublishedViT(nnx.Module):
 class PublishedBlock(nnx.Module):
     """Attention and feed-forward network, a norm behind each sum."""
 
-    def __init__(self, config, rngs):
+    def __init__(self, config: MiniGPTConfig, rngs: nnx.Rngs):
         D, F, given = config.embed, config.hidden, {"dtype": config.dtype} | labelled(rngs)
         self.mha = nnx.MultiHeadAttention(config.heads, D, decode=False, **given)
         self.dropout1 = nnx.Dropout(config.dropout, rngs=rngs)
@@ -99,7 +103,7 @@ class PublishedBlock(nnx.Module):
         self.linear1, self.linear2 = nnx.Linear(D, F, **given), nnx.Linear(F, D, **given)
         self.layer_norm2 = nnx.LayerNorm(D, epsilon=1e-6, dtype=config.dtype, rngs=rngs)
 
-    def __call__(self, inputs, training=False):
+    def __call__(self, inputs: Float[Array, "B T D"], training: bool = False):
         mask = jnp.tril(jnp.ones((inputs.shape[1],) * 2))
         attended = self.mha(inputs_q=inputs, mask=mask, decode=False)
         attended = self.dropout1(attended, deterministic=not training)
@@ -114,7 +118,7 @@ class PublishedMiniGPT(nnx.Module):
     config: a MiniGPTConfig; its vocabulary is not padded. training: dropout is on.
     """
 
-    def __init__(self, config, *, rngs):
+    def __init__(self, config: MiniGPTConfig, *, rngs: nnx.Rngs):
         V, T, D = config.vocabulary, config.tokens, config.embed
         given = {"dtype": config.dtype, "rngs": rngs}
         self.token_emb, self.pos_emb = nnx.Embed(V, D, **given), nnx.Embed(T, D, **given)
@@ -122,14 +126,14 @@ class PublishedMiniGPT(nnx.Module):
         self.output_layer = nnx.Linear(D, V, dtype=config.dtype, **labelled(rngs))
         self.maxlen = T
 
-    def __call__(self, inputs, training=False):
+    def __call__(self, inputs: Int[Array | np.ndarray, "B T"], training: bool = False):
         positions = jnp.arange(0, inputs.shape[1])[None, :]
         x = self.token_emb(inputs) + self.pos_emb(positions)
         for block in self.blocks:
             x = block(x, training=training)
         return self.output_layer(x)
 
-    def generate(self, max_tokens, start_tokens, top_k=10):
+    def generate(self, max_tokens: int, start_tokens: list[int], top_k: int = 10):
         """Up to max_tokens new tokens: a whole eager forward pass for each."""
         generated = []
         for _ in range(max_tokens):
@@ -144,7 +148,7 @@ class PublishedMiniGPT(nnx.Module):
 
 # Their weights under this book's names ------------------------------------------------------------
 
-def vit_weights(published):
+def vit_weights(published: PublishedViT):
     """The parameters of this book's ViT with a PublishedViT's weights; its positions are 0."""
     def block(b):
         return {"attention": attention_weights(b.attn), "mlp": mlp_weights(b.mlp.fc1, b.mlp.fc2),
@@ -162,7 +166,7 @@ def vit_weights(published):
     }
 
 
-def gpt_weights(published, padded):
+def gpt_weights(published: PublishedMiniGPT, padded: int):
     """The parameters of this book's MiniGPT with a PublishedMiniGPT's weights, V filled up."""
     def fill(x, axis):
         widths = [(0, 0)] * x.ndim
@@ -182,21 +186,21 @@ def gpt_weights(published, padded):
     }
 
 
-def array(variable):
+def array(variable: nnx.Variable):
     """A variable's numbers on the host."""
     return np.asarray(variable[...])
 
 
-def norm_weights(layer):
+def norm_weights(layer: nnx.LayerNorm):
     return {"scale_D": array(layer.scale), "bias_D": array(layer.bias)}
 
 
-def mlp_weights(first, second):
+def mlp_weights(first: nnx.Linear, second: nnx.Linear):
     return {"w_in_DF": array(first.kernel), "b_in_F": array(first.bias),
             "w_out_FD": array(second.kernel), "b_out_D": array(second.bias)}
 
 
-def attention_weights(layer):
+def attention_weights(layer: nnx.MultiHeadAttention):
     three = layer.query, layer.key, layer.value
     return {"w_qkv_DSHK": np.stack([array(part.kernel) for part in three], 1),
             "b_qkv_SHK": np.stack([array(part.bias) for part in three]),

@@ -9,17 +9,20 @@ Sources: Dosovitskiy et al. 2021 (the vision transformer), the JAX AI stack's mi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from meshbook.proofs.same_training import Run
 
 
-def vit(params, images_BHWC, rate=0.0, key=None):
+def vit(params: Mapping, images_BHWC: Num[Array | np.ndarray, "B H W C"],
+        rate: int | float = 0.0, key: jax.Array | None = None):
     """The vision transformer's logits (B, C); with a key, dropout at this rate."""
     p = params
     B, side, _, colours = images_BHWC.shape
@@ -42,7 +45,12 @@ def vit(params, images_BHWC, rate=0.0, key=None):
     return layer_norm(p["norm"], x_BTD[:, 0]) @ p["w_head_DC"] + p["b_head_C"]
 
 
-def minigpt(params, tokens_BT, rate=0.0, key=None, segments=None, positions=None):
+def minigpt(
+    params: Mapping, tokens_BT: Int[Array | np.ndarray, "B T"],
+    rate: int | float = 0.0, key: jax.Array | None = None,
+    segments: Int[Array | np.ndarray, "B T"] | None = None,
+    positions: Int[Array | np.ndarray, "B T"] | None = None,
+):
     """The language model's logits (B, T, V), V padded; with a key, dropout at this rate."""
     p, T = params, tokens_BT.shape[1]
     at_BT = jnp.arange(T) if positions is None else positions
@@ -61,7 +69,9 @@ def minigpt(params, tokens_BT, rate=0.0, key=None, segments=None, positions=None
     return x_BTD @ p["w_head_DV"] + p["b_head_V"]
 
 
-def write(params, prompts, length, key, window, classes, temperature=1.0, top_k=None, top_p=None):
+def write(params: Mapping, prompts: Sequence[Sequence[int]], length: int, key: jax.Array,
+          window: int, classes: int, temperature: int | float = 1.0, top_k: int | None = None,
+          top_p: int | float | None = None):
     """Continue each prompt by `length` tokens, the whole window again for each: lists of tokens.
 
     Token n of row r is drawn with the r-th uniform number of the key into which n is folded. A text
@@ -84,7 +94,8 @@ def write(params, prompts, length, key, window, classes, temperature=1.0, top_k=
     return [text[-length:] for text in texts]
 
 
-def sampled(logits, chance, temperature, top_k, top_p):
+def sampled(logits: Float[np.ndarray, "V"], chance: float | np.floating,
+            temperature: int | float, top_k: int | None, top_p: int | float | None) -> int:
     """The token in whose share of the probabilities the chance falls; temperature 0: the first.
 
     With top_k shares are in the order of probability, otherwise in that of the tokens.
@@ -102,7 +113,8 @@ def sampled(logits, chance, temperature, top_k, top_p):
     return int(ids[min((sums <= chance * sums[-1]).sum(), len(ids) - 1)])
 
 
-def attend(p, x_BTD, seen=None):
+def attend(p: Mapping, x_BTD: Float[Array | np.ndarray, "B T D"],
+           seen: Bool[Array | np.ndarray, "..."] | None = None):
     """Attention in H heads, each written out; seen: which token looks at which."""
     q, k, v = (jnp.einsum("btd,dhk->bhtk", x_BTD, p["w_qkv_DSHK"][:, s])
                + p["b_qkv_SHK"][s][:, None] for s in range(3))
@@ -113,25 +125,28 @@ def attend(p, x_BTD, seen=None):
     return jnp.einsum("bthk,hkd->btd", y, p["w_out_HKD"]) + p["b_out_D"]
 
 
-def layer_norm(p, x_BTD):
+def layer_norm(p: Mapping, x_BTD: Float[Array | np.ndarray, "... D"]):
     """Layer normalisation over D."""
     mean, var = x_BTD.mean(-1, keepdims=True), x_BTD.var(-1, keepdims=True)
     return (x_BTD - mean) / jnp.sqrt(var + 1e-6) * p["scale_D"] + p["bias_D"]
 
 
-def folded(key, places):
+def folded(key: jax.Array | None, places: int) -> list:
     """A key for each place, or none."""
     return [key if key is None else jax.random.fold_in(key, at) for at in range(places)]
 
 
-def dropped(x, rate, key):
+def dropped(x: Float[Array | np.ndarray, "..."], rate: int | float, key: jax.Array | None):
     """x with a share of its elements 0 and the rest scaled up; without a key, x."""
     if key is None or rate == 0:
         return x
     return jnp.where(jax.random.uniform(key, x.shape) >= rate, x / (1 - rate), 0)
 
 
-def cross_entropy(logits, labels, weight=None, classes=None):
+def cross_entropy(
+    logits: Float[Array | np.ndarray, "... V"], labels: Int[Array | np.ndarray, "..."],
+    weight: Num[Array | np.ndarray, "..."] | None = None, classes: int | None = None,
+):
     """Mean loss in nats and accuracy over all labels, or over those that count.
 
     classes: how many of the logits are classes; the others are filling.
@@ -144,7 +159,7 @@ def cross_entropy(logits, labels, weight=None, classes=None):
     return mean(losses), mean(right)
 
 
-def adamw(steps, peak):
+def adamw(steps: int, peak: int | float):
     """AdamW with the book's settings, written out.
 
     The rate rises to peak in a tenth of the steps and falls along half a cosine to 0. Weights,
@@ -176,7 +191,7 @@ def adamw(steps, peak):
     return optax.GradientTransformation(init, update)
 
 
-def global_norm(tree):
+def global_norm(tree: Any):
     """The norm of all elements of all leaves."""
     return jnp.sqrt(sum(jnp.sum(x * x) for x in jax.tree.leaves(tree)))
 
@@ -194,7 +209,7 @@ class Reference:
 
     model: Callable
     params: dict
-    optimizer: optax.GradientTransformation
+    optimizer: optax.GradientTransformation | None
     key: jax.Array
     prepare: Callable = lambda inputs, key: inputs
     rate: float = 0.0
@@ -207,20 +222,21 @@ class Reference:
         params = jax.tree.map(jnp.asarray, self.params)
         return jnp.int32(0), params, self.optimizer.init(params)
 
-    def loss(self, params, batch, keys=(None, None)):
+    def loss(self, params: Any, batch: Mapping[str, Array | np.ndarray],
+             keys: tuple | jax.Array = (None, None)):
         """(loss, accuracy) of one batch; without keys, evaluation."""
         documents = {name: batch[name] for name in ("segments", "positions") if name in batch}
         inputs = self.prepare(batch["inputs"], keys[0])
         logits = self.model(params, inputs, self.rate, keys[1], **documents)
         return cross_entropy(logits, batch["labels"], batch.get("weight"), self.classes)
 
-    def value_and_gradients(self, state, batch):
+    def value_and_gradients(self, state: tuple, batch: Mapping[str, Array | np.ndarray]):
         """((loss, accuracy), gradients) of the step that this state is about to take."""
         number, params, _ = state
         keys = jax.random.split(jax.random.fold_in(self.key, number))
         return jax.value_and_grad(self.loss, has_aux=True)(params, batch, keys)
 
-    def run(self, params=True):
+    def run(self, params: bool = True):
         """The proofs.Run of it; params: whether parameters are compared, as under SGD."""
         on_cpu = jax.default_backend() == "cpu"  # where a few steps need no fast code
         options = {"xla_backend_optimization_level": 0} if on_cpu else {}
@@ -229,7 +245,7 @@ class Reference:
                    lambda state, batch: step(state, batch)[2],
                    (lambda state: state[1]) if params else None)
 
-    def step(self, state, batch):
+    def step(self, state: tuple, batch: Mapping[str, Array | np.ndarray]):
         """(new state, metrics, gradients); their norm before clipping is among the metrics."""
         number, params, moments = state
         keys = jax.random.split(jax.random.fold_in(self.key, number))
@@ -243,7 +259,7 @@ class Reference:
         return (number + 1, params, moments), metrics, gradients
 
 
-def assert_initial(params, bounds):
+def assert_initial(params: Any, bounds: Mapping[str, int | float]):
     """Assert that parameters start as they should: uniform up to a bound, or at 0 or 1.
 
     params: nested dicts; bounds: {letters: bound}, by the letters that a name ends in. Names that

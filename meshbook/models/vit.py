@@ -5,12 +5,17 @@ whatever the layout: the `Sharding` that it is given says where tensors live.
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.nn import initializers as init
+from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Num
 
 from meshbook.models.layers import (
     MLP, Attention, Norm, Sizes, keys_for, parameter
@@ -36,8 +41,8 @@ class ViTConfig(Sizes):
     heads: int = 8
     layers: int = 6
     dropout: float = 0.1
-    dtype: jnp.dtype = jnp.float32
-    param_dtype: jnp.dtype = jnp.float32
+    dtype: DTypeLike = jnp.float32
+    param_dtype: DTypeLike = jnp.float32
 
     def __post_init__(self):
         if self.image % self.patch:
@@ -53,7 +58,10 @@ class ViTConfig(Sizes):
         return (self.image // self.patch) ** 2 + 1
 
 
-def position_init(key, shape, dtype, out_sharding=None):
+def position_init(
+    key: jax.Array, shape: Sequence[int], dtype: DTypeLike,
+    out_sharding: P | None = None,
+):
     """Uniform from -1 to 1: large enough to be noticed beside the patches.
 
     Uniform numbers are bit-equal on every mesh; normal ones are not.
@@ -62,7 +70,10 @@ def position_init(key, shape, dtype, out_sharding=None):
     return jax.random.uniform(key, shape, dtype, -1, 1, **where)
 
 
-def patches(images_BHWC, config, sharding):
+def patches(
+    images_BHWC: Num[Array | np.ndarray, "B H W C"], config: ViTConfig,
+    sharding: Sharding,
+):
     """Images cut into patches, a row of numbers each: (B, T-1, X).
 
     Raises ValueError for images of another shape than config says.
@@ -83,13 +94,17 @@ def patches(images_BHWC, config, sharding):
 class Block(nnx.Module):
     """One encoder block: attention, then MLP, each added to what came in."""
 
-    def __init__(self, config, sharding, *, rngs):
+    def __init__(
+        self, config: ViTConfig, sharding: Sharding, *, rngs: nnx.Rngs
+    ):
         self.norm1 = Norm(config, sharding, rngs=rngs)
         self.attention = Attention(config, sharding, rngs=rngs)
         self.norm2 = Norm(config, sharding, rngs=rngs)
         self.mlp = MLP(config, sharding, rngs=rngs)
 
-    def __call__(self, x_BTD, key=None):
+    def __call__(
+        self, x_BTD: Float[Array, "B T D"], key: jax.Array | None = None
+    ):
         with jax.named_scope("attention"):
             x_BTD = x_BTD + self.attention(self.norm1(x_BTD))
         with jax.named_scope("mlp"):
@@ -125,7 +140,7 @@ class ViT(nnx.Module):
         self.b_head_C = make("C", (C,), init.zeros)
         self.config, self.sharding = config, sharding
 
-    def embed(self, images_BHWC):
+    def embed(self, images_BHWC: Num[Array | np.ndarray, "B H W C"]):
         """Patches as tokens, a class token before them, positions added."""
         c, s = self.config, self.sharding
         split_BTD = s.activation("BTD")
@@ -140,7 +155,10 @@ class ViT(nnx.Module):
             first_D, (len(x_BTD), 1, c.embed), out_sharding=split_BTD)
         return jnp.concatenate([first_B1D, x_BTD + position_TD[1:]], axis=1)
 
-    def __call__(self, images_BHWC, key=None):
+    def __call__(
+        self, images_BHWC: Num[Array | np.ndarray, "B H W C"],
+        key: jax.Array | None = None,
+    ):
         c, s = self.config, self.sharding
         with jax.named_scope("embed"):
             x_BTD = self.embed(images_BHWC)

@@ -8,9 +8,14 @@ Source: Chen et al. 2016, "Training deep nets with sublinear memory cost".
 """
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Shaped
 
 from meshbook.models.vit import Block, ViT
 
@@ -18,7 +23,9 @@ from meshbook.models.vit import Block, ViT
 class CheckpointedBlock(Block):
     """A block that keeps only its input, (B, T, D), for the backward pass."""
 
-    def __call__(self, x_BTD, key=None):
+    def __call__(
+        self, x_BTD: Float[Array, "B T D"], key: jax.Array | None = None
+    ):
         return jax.checkpoint(super().__call__)(x_BTD, key)
 
 
@@ -28,7 +35,7 @@ class CheckpointedViT(ViT):
     block = CheckpointedBlock
 
 
-def in_microbatches(loss, parts):
+def in_microbatches(loss: Callable, parts: int):
     """The same mean loss, found in `parts` equal parts of the rows, one after the other.
 
     loss(params, program, batch, key=None) -> (loss, metrics): see meshbook.training. The
@@ -44,6 +51,7 @@ def in_microbatches(loss, parts):
         cut = {name: in_parts(name, x, parts) for name, x in batch.items()}
         keys = None if key is None else jax.random.split(key, parts)
 
+        # the gradient of a scan would keep what the forward pass of every part leaves behind
         @jax.custom_vjp
         def mean(params):
             one = lambda part: loss(params, program, *part)
@@ -63,7 +71,7 @@ def in_microbatches(loss, parts):
     return mean_loss
 
 
-def in_parts(name, x, parts):
+def in_parts(name: str, x: Shaped[Array | np.ndarray, "B ..."], parts: int):
     """Rows (B, ...) as (parts, B / parts, ...), so that no row changes its device."""
     if name == "weight":
         raise ValueError("microbatches need labels that all count; found a batch with weights")
@@ -74,7 +82,7 @@ def in_parts(name, x, parts):
     return jnp.swapaxes(x, 0, 1)
 
 
-def mean_over(one, count, parts):
+def mean_over(one: Callable, count: int, parts: Any):
     """The mean of one(part) over the leading axis of every leaf of parts."""
     def add(total, part):
         return jax.tree.map(jnp.add, total, one(part)), None

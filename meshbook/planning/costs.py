@@ -5,12 +5,16 @@ Nothing here looks at a program: these are the predictions that programs are hel
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from meshbook.hlo.collectives import Moved
 from meshbook.models.losses import CHUNK
+from meshbook.models.minigpt import MiniGPTConfig
+from meshbook.models.vit import ViTConfig
 
 
-def vit_parameters(config, ways=1, rows=1):
+def vit_parameters(config: ViTConfig, ways: int = 1, rows: int = 1):
     """How many parameters one of `ways` devices along "model" holds.
 
     Column- and row-split matrices are divided, and so are the biases of split
@@ -25,7 +29,7 @@ def vit_parameters(config, ways=1, rows=1):
     return (embed + blocks + head) // rows + without_D
 
 
-def vit_step_flops(config, images, ways=1):
+def vit_step_flops(config: ViTConfig, images: int, ways: int = 1):
     """FLOPs of the products of one training step, and how often they are done.
 
     Returns (useful FLOPs of all devices together, factor). A product costs 2 FLOPs
@@ -40,7 +44,10 @@ def vit_step_flops(config, images, ways=1):
     return images * (blocks + whole), factor
 
 
-def vit_step_traffic(config, mesh, images, axes=("batch", "model")):
+def vit_step_traffic(
+    config: ViTConfig, mesh: Any, images: int,
+    axes: tuple[str, str] = ("batch", "model"),
+):
     """What a tensor-parallel step exchanges: {(kind, axes): Moved(count, result bytes)}.
 
     Along "model" four sums of activations per block (two forward, two backward);
@@ -60,7 +67,7 @@ def vit_step_traffic(config, mesh, images, axes=("batch", "model")):
     return moved
 
 
-def tiled(*shape):
+def tiled(*shape: int):
     """Elements that an array (..., rows, columns) takes on a TPU: tiles of 8 rows by 128 columns.
 
     Source: https://openxla.org/xla/tiled_layout
@@ -69,7 +76,7 @@ def tiled(*shape):
     return math.prod(others) * -(-rows // 8) * 8 * -(-columns // 128) * 128
 
 
-def token_rows(batch, tokens, width):
+def token_rows(batch: int, tokens: int, width: int):
     """Elements that an array (B, T, width) of hidden units or of the residual stream takes.
 
     The rows of its tiles are tokens or images, of which there are more. So it is in the texts of
@@ -79,7 +86,7 @@ def token_rows(batch, tokens, width):
     return min(batch, tokens) * tiled(max(batch, tokens), width)
 
 
-def block_activations(config, batch, ways=1):
+def block_activations(config: ViTConfig | MiniGPTConfig, batch: int, ways: int = 1):
     """Bytes per device that wait in one block for the backward pass; batch: B of this device.
 
     Everything is float32 but the inputs of the attention's matmuls, which a TPU rounds to bfloat16
@@ -96,7 +103,7 @@ def block_activations(config, batch, ways=1):
     return hidden + scores + heads + sums + residual
 
 
-def vit_step_memory(config, images, ways=1, rows=1):
+def vit_step_memory(config: ViTConfig, images: int, ways: int = 1, rows: int = 1):
     """Bytes that one device of a TPU holds in a training step with Adam, by what they are.
 
     images: those of this device; ways: devices along "model"; rows: those along "batch" that
@@ -115,7 +122,7 @@ def vit_step_memory(config, images, ways=1, rows=1):
     }
 
 
-def step_peak(held):
+def step_peak(held: Mapping[str, int]):
     """The most bytes that one device holds at once: at the start of the backward pass all
     activations and the logits wait; when it ends they are gone and all gradients are there.
 
@@ -126,7 +133,7 @@ def step_peak(held):
     return sum(held[name] for name in always) + max(first, held["gradients"])
 
 
-def gpt_parameters(config, ways=1, rows=1):
+def gpt_parameters(config: MiniGPTConfig, ways: int = 1, rows: int = 1):
     """How many parameters of a MiniGPT each of `ways` devices holds.
 
     Everything over the padded vocabulary is divided, like heads and hidden
@@ -140,7 +147,7 @@ def gpt_parameters(config, ways=1, rows=1):
     return (embed + blocks) // rows + without_D
 
 
-def gpt_step_flops(config, rows):
+def gpt_step_flops(config: MiniGPTConfig, rows: int):
     """FLOPs of the products of one training step, and how often they are done.
 
     Returns (useful FLOPs of all devices together, factor). rows: B, of T
@@ -155,7 +162,10 @@ def gpt_step_flops(config, rows):
     return 3 * rows * (blocks + head), done / (blocks + head)
 
 
-def step_gathers(parameters, config, mesh, axes=("batch", "model")):
+def step_gathers(
+    parameters: Callable, config: ViTConfig | MiniGPTConfig, mesh: Any,
+    axes: tuple[str, str] = ("batch", "model"),
+):
     """Result bytes of the all-gathers of weights along axes[0] in a fully sharded step.
 
     Each weight that is split there is gathered once, and kept for the backward pass: its memory is
@@ -174,7 +184,7 @@ def _gathered(parameters, config, ways, rows, number):
     return number * away * rows // (rows - 1)
 
 
-def gpt_step_memory(config, batch, ways=1, rows=1):
+def gpt_step_memory(config: MiniGPTConfig, batch: int, ways: int = 1, rows: int = 1):
     """The same for MiniGPT, whose loss makes the head's gradient chunk by chunk.
 
     batch: rows of text on this device. The logits of CHUNK tokens are there at once, rounded to
@@ -193,7 +203,7 @@ def gpt_step_memory(config, batch, ways=1, rows=1):
     }
 
 
-def step_memory_traffic(held):
+def step_memory_traffic(held: Mapping[str, int]):
     """Bytes that a device moves to and from its memory in a step with Adam, at the least.
 
     held: of `vit_step_memory` or `gpt_step_memory`. What waits for the backward pass is written
@@ -206,7 +216,8 @@ def step_memory_traffic(held):
 
 
 def gpt_step_traffic(
-    config, mesh, rows, clipped=True, sharded=False, axes=("batch", "model")
+    config: MiniGPTConfig, mesh: Any, rows: int, clipped: bool = True,
+    sharded: bool = False, axes: tuple[str, str] = ("batch", "model"),
 ):
     """What a step of MiniGPT exchanges: {(kind, axes): Moved(count, result bytes)}.
 

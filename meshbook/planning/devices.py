@@ -34,7 +34,7 @@ class Device:
 
     name: str
     flops: float
-    memory: float
+    memory: int | float
     bandwidth: float
     links: int
     link: float
@@ -79,7 +79,7 @@ DEVICES = {each.name: each for each in (
 )}
 
 
-def floors(device, flops, moved, wire):
+def floors(device: Device, flops: int | float, moved: int | float, wire: int | float):
     """Seconds that one device needs at least to multiply, to use its memory, and to use its links.
 
     flops: of one device. moved: bytes it reads from and writes to its memory. wire: bytes that it

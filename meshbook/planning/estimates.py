@@ -6,12 +6,15 @@ two.
 """
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import NamedTuple
 
 from meshbook.hlo.collectives import Moved, Traffic
+from meshbook.models.minigpt import MiniGPTConfig
+from meshbook.models.vit import ViTConfig
 from meshbook.planning import costs
-from meshbook.planning.devices import floors
+from meshbook.planning.devices import Device, floors
 
 PRESETS = ("data_parallel", "tensor_parallel", "fully_sharded")
 
@@ -34,7 +37,10 @@ class Estimate(NamedTuple):
     floors: dict
 
 
-def estimate(config, preset, mesh, batch, device):
+def estimate(
+    config: ViTConfig | MiniGPTConfig, preset: str, mesh: Mapping[str, int], batch: int,
+    device: Device,
+):
     """The Estimate of one training step in float32.
 
     config: ViTConfig or MiniGPTConfig; preset: of `meshbook.sharding.Sharding`, by name; mesh:

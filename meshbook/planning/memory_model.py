@@ -9,11 +9,13 @@ from __future__ import annotations
 import itertools
 import re
 import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from meshbook.models.minigpt import MiniGPTConfig
 from meshbook.models.vit import ViTConfig
 from meshbook.planning import costs
+from meshbook.planning.topologies import Compilation
 
 OTHER_PROGRAMS = ("layout", "checkpoint", "parts")  # which no formula here is about
 
@@ -54,15 +56,15 @@ class Constants(NamedTuple):
     scratch: float
     fragmentation: float
 
-    def live(self, formula):
+    def live(self, formula: int | float):
         """The live bytes at the peak of a step that by formula holds so many."""
         return formula + self.scratch
 
-    def peak(self, formula):
+    def peak(self, formula: int | float):
         """The bytes that the compiler asks for."""
         return self.fragmentation * self.live(formula)
 
-    def errors(self, cells):
+    def errors(self, cells: Iterable[Cell]):
         """{name: Errors} of cells."""
         return {cell.name: Errors(self.live(cell.formula) / cell.live - 1,
                                   self.peak(cell.formula) / cell.peak - 1) for cell in cells}
@@ -71,7 +73,7 @@ class Constants(NamedTuple):
 FORMULA_ALONE = Constants(0.0, 1.0)
 
 
-def sort_out(record):
+def sort_out(record: Mapping[str, Compilation]):
     """(Cells that the formula is about, {name: why not} of the others), of `topologies.recorded`.
 
     Apart are programs that do not fit, those in which memory ran short and operations were
@@ -92,7 +94,7 @@ def sort_out(record):
     return cells, apart
 
 
-def by_formula(name, mesh):
+def by_formula(name: str, mesh: Mapping[str, int]):
     """Bytes per device, by formula, of a program of the record.
 
     name: such as "v5e-8 (4, 2) 64 row=fully_sharded model=MiniGPT"; mesh: {axis: size}, or {}.
@@ -110,7 +112,7 @@ def by_formula(name, mesh):
     return costs.step_peak(held)
 
 
-def fit(cells):
+def fit(cells: Sequence[Cell]):
     """The Constants that suit these cells: scratch by least squares of the relative errors of
     live bytes, then the mean fragmentation. Raises ValueError without cells.
     """
@@ -124,7 +126,7 @@ def fit(cells):
         cell.peak / (cell.formula + scratch) for cell in cells))
 
 
-def cross_validate(cells, chosen):
+def cross_validate(cells: Sequence[Cell], chosen: int):
     """[{name: Errors}], one for every choice of so many cells to fit: errors on the others.
 
     Raises ValueError where no cell would be left.
@@ -136,7 +138,7 @@ def cross_validate(cells, chosen):
             for some in itertools.combinations(cells, chosen)]
 
 
-def leave_one_out(cells):
+def leave_one_out(cells: Sequence[Cell]):
     """{name: Errors} of each cell, predicted with constants fitted on all the others."""
     return {name: each for errors in cross_validate(cells, len(cells) - 1)
             for name, each in errors.items()}

@@ -5,6 +5,7 @@ function here returns the sentence that says so, which a page shows in the pictu
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from meshbook.drawing.figures import bars
@@ -24,14 +25,14 @@ class Sentence(str):
 NONE = Sentence("No accelerator was measured yet: run `python -m benchmarks.accelerator` on one.")
 
 
-def accelerators(folder=RESULTS):
+def accelerators(folder: Path | str = RESULTS):
     """All records of accelerators in a folder, by device."""
     found = [json.loads(path.read_text("utf8")) for path in sorted(Path(folder).glob("*.json"))]
     return [each for each in found
             if each.get("platform") in ("gpu", "tpu") and each.get("size") == "full"]
 
 
-def source(folder=RESULTS):
+def source(folder: Path | str = RESULTS):
     """One sentence: which accelerators were measured, when, with which JAX, from which code."""
     said = [f"{each['device']}, {each['provenance']['date'][:10]}, "
             f"jax {each['provenance']['versions']['jax']}, commit "
@@ -39,7 +40,7 @@ def source(folder=RESULTS):
     return Sentence(f"Measured on {'; '.join(said)}.") if said else NONE
 
 
-def draw_steps(cell, folder=RESULTS):
+def draw_steps(cell: str, folder: Path | str = RESULTS):
     """Bars: ms a step of each contestant of a cell, its share of peak, and the floors below all.
 
     cell: its name in the record, such as "vit, batch 1,024, bfloat16". The floor of compute is
@@ -60,14 +61,14 @@ def draw_steps(cell, folder=RESULTS):
     return recorded_bars(cell, folder, "step seconds", rows, "ms", "Milliseconds a step")
 
 
-def draw_peaks(cell, folder=RESULTS):
+def draw_peaks(cell: str, folder: Path | str = RESULTS):
     """Bars: GiB that a step of each contestant of a cell needs at its peak."""
     rows = lambda done: {name: each["peak bytes"] / 2**30 for name, each in done.items()}
     what = "Memory at the peak of a step, GiB"
     return recorded_bars(cell, folder, "peak bytes", rows, "GiB", what)
 
 
-def recorded_bars(cell, folder, key, rows, unit, what):
+def recorded_bars(cell: str, folder: Path | str, key: str, rows: Callable, unit: str, what: str):
     """Bars of what rows(contestants that have the key) gives, on the first accelerator with them.
 
     KeyError for a cell that no record has; NONE where there is no record.

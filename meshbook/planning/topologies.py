@@ -21,7 +21,9 @@ import math
 import os
 import re
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P, SingleDeviceSharding
@@ -96,7 +98,7 @@ class Compilation:
         return fields
 
     @classmethod
-    def of_record(cls, fields):
+    def of_record(cls, fields: dict):
         """A Compilation again from what `record` gave. Raises TypeError for other fields."""
         moved = fields["traffic"]
         if moved is not None:
@@ -117,7 +119,7 @@ def installed():
 
 
 @functools.cache
-def topology(name):
+def topology(name: str):
     """The devices of a TPU by name, one of TOPOLOGIES or libtpu's own, such as "v5e:2x4".
 
     Raises ValueError for a name that libtpu does not know, RuntimeError where libtpu is missing.
@@ -141,7 +143,10 @@ def topology(name):
                          f"{', '.join(TOPOLOGIES)}") from error
 
 
-def tpu_mesh(name, shape, axis_names=("batch", "model"), axis_types=AxisType.Explicit):
+def tpu_mesh(
+    name: str, shape: Sequence[int], axis_names: Sequence[str] = ("batch", "model"),
+    axis_types: AxisType = AxisType.Explicit,
+):
     """A mesh of the first devices of a TPU that is not here.
 
     Raises ValueError where the topology has too few devices, and what `topology` raises.
@@ -166,7 +171,7 @@ def quiet():
         os.close(nowhere)
 
 
-def compile_for(name, step, *arguments, cache=None):
+def compile_for(name: str, step: Callable, *arguments: Any, cache: Path | str | None = None):
     """Compile a jitted function for a TPU that is not here: a Compilation.
 
     arguments: trees of `jax.ShapeDtypeStruct`, laid out on a `tpu_mesh`; what has no layout lies
@@ -238,7 +243,7 @@ def _compile(lowered, name, mesh, versions):
         seconds=round(time.perf_counter() - began, 1), **known)
 
 
-def shortage(message):
+def shortage(message: str):
     """(bytes needed, bytes available) from what a compiler says that has too little memory.
 
     Raises RuntimeError, with the message, where it says something else.
@@ -253,14 +258,14 @@ def shortage(message):
     raise RuntimeError(f"the TPU's compiler refused the program: {message}")
 
 
-def rematerialised(text):
+def rematerialised(text: str):
     """How many operations of a program the compiler computes again to save memory."""
     found = (instruction for computation in parse(text).computations.values()
              for instruction in computation.instructions.values())
     return sum(bool(re.search(r"\.remat\d*", each.name)) for each in found)
 
 
-def operations(compiled):
+def operations(compiled: Any):
     """How many operations of each kind are left after fusion: a dict, the most frequent first.
 
     compiled: `jax.stages.Compiled`, or HLO text. Loop bodies count once.
@@ -275,7 +280,7 @@ def operations(compiled):
     return dict(found.most_common())
 
 
-def write_json(path, what):
+def write_json(path: Path, what: Any):
     """Write JSON under a temporary name, and rename it: no reader ever sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")

@@ -11,8 +11,9 @@ XEventMetadata, XStat) and `xla/service/hlo.proto`; protobuf.dev, "Encoding".
 CALLS = ("fusion", "while", "conditional", "call")
 
 
-def opcodes(contents):
+def opcodes(contents: bytes):
     """{(program, instruction): (opcode, {instruction: opcode} in what it calls)} of a file."""
+    # Fields are asked for by number: that, and not their names, is what the encoding holds.
     found = {}
     for plane in _all(contents, 1):
         if _all(plane, 2) == [b"/host:metadata"]:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from numbers import Real
 from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import ProxyHandler, build_opener
@@ -24,7 +25,7 @@ QUIET = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
 DIRECT = build_opener(ProxyHandler({}))  # a proxy does not know this machine's own addresses
 
 
-def complete_runs(folder):
+def complete_runs(folder: str | os.PathLike):
     """The names of the runs in a folder that have a profile, sorted.
 
     A run is a folder NAME/plugins/profile/SESSION/*.xplane.pb, as `meshbook.profiling.traces.trace`
@@ -34,7 +35,7 @@ def complete_runs(folder):
     return sorted({path.parents[3].name for path in profiles if path.stat().st_size})
 
 
-def command(folder, *options):
+def command(folder: str | os.PathLike, *options: str):
     """The command that starts TensorBoard on the runs of a folder, on the loopback interface.
 
     Raises FileNotFoundError where the folder has no complete run.
@@ -47,7 +48,7 @@ def command(folder, *options):
 
 
 @contextlib.contextmanager
-def tensorboard(folder, patience=120):
+def tensorboard(folder: str | os.PathLike, patience: Real = 120):
     """Run TensorBoard on a folder of runs as long as a `with` block lasts; gives its Board.
 
     patience: how many seconds it may take to start. Raises FileNotFoundError where the folder has
@@ -91,22 +92,22 @@ def _end(process):
 class Board:
     """A running TensorBoard: what XProf's pages would draw, as the text that they ask for."""
 
-    def __init__(self, address):
+    def __init__(self, address: str):
         self.address = address
 
     def runs(self):
         """The runs that XProf lists, sorted: NAME/SESSION."""
         return sorted(json.loads(self.ask("runs")))
 
-    def tools(self, run):
+    def tools(self, run: str):
         """The tools that XProf offers for a run."""
         return json.loads(self.ask("run_tools", run=run))
 
-    def programs(self, run):
+    def programs(self, run: str):
         """The compiled programs in a run, each with its id: jit_train_step(4)."""
         return self.ask("module_list", run=run).split(",")
 
-    def answer(self, run, tool, **options):
+    def answer(self, run: str, tool: str, **options: str):
         """What one of XProf's tools answers to its page: JSON, for the graph viewer plain text.
 
         options: what else the page sends: `module_name`, one of `programs`, for graph_viewer and
@@ -116,7 +117,7 @@ class Board:
         host = json.loads(self.ask("hosts", run=run, tag=tool))[0]["hostname"]
         return self.ask("data", run=run, tag=tool, host=host, **options)
 
-    def ask(self, route, **query):
+    def ask(self, route: str, **query: str):
         """The text at one of XProf's addresses; ValueError with its words where it refuses."""
         try:
             reply = DIRECT.open(f"{self.address}data/plugin/profile/{route}?{urlencode(query)}")
@@ -132,7 +133,7 @@ def _text(reply):
     return (gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body).decode()
 
 
-def main(folder):
+def main(folder: str | os.PathLike):
     """Open TensorBoard on a folder of runs, until Ctrl+C."""
     try:
         start = command(folder)

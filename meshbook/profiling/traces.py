@@ -13,6 +13,7 @@ import os
 import pathlib
 import re
 import tempfile
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import jax
@@ -56,7 +57,8 @@ class Share(NamedTuple):
     count: int
 
 
-def trace(step, name, warmup=5, steps=30, folder="_build/profiles"):
+def trace(step: Callable, name: str | None, warmup: int = 5, steps: int = 30,
+          folder: str | os.PathLike = "_build/profiles"):
     """Run some steps to warm up, then record the next ones as a run with a name of its own.
 
     step: called with 0, 1, 2, ...; it keeps its own state and returns arrays that are ready when
@@ -121,7 +123,7 @@ def _replace(new, target, old):
         raise
 
 
-def read_trace(folder):
+def read_trace(folder: str | os.PathLike):
     """Read a run: all operations of its devices, as a Trace.
 
     folder: what `trace` returned, or any folder with one profile in it, or a `.xplane.pb` file.
@@ -160,10 +162,10 @@ class Trace:
     at once make 2 ms. On a CPU mesh a collective's time holds the wait for the last device.
     """
 
-    def __init__(self, records):
+    def __init__(self, records: Iterable[Record]):
         self.records = tuple(sorted(records, key=lambda record: record.start))
 
-    def only(self, step=None, device=None):
+    def only(self, step: int | None = None, device: int | None = None):
         """The part of the trace in one step, on one device, or both."""
         return Trace(each for each in self.records
                      if step in (None, each.step) and device in (None, each.device))
@@ -186,7 +188,7 @@ class Trace:
             total[key(record)] += record.duration
         return dict(total.most_common())
 
-    def share(self, kind):
+    def share(self, kind: str):
         """The part of the operations' time that one kind takes, from 0 to 1."""
         kinds = self.by_kind()
         return kinds.get(kind, 0.0) / (sum(kinds.values()) or 1.0)
@@ -217,10 +219,10 @@ class Trace:
             if record.start > until:
                 gap = record.start - until
                 found.append(Gap(record.device, until, gap, record.step))
-            busy_until[record.device] = max(until, record.end)
+            busy_until[record.device] = max(until, record.end)  # streams of a device overlap
         return found
 
-    def operations(self, top=None):
+    def operations(self, top: int | None = None):
         """Shares of all operations, longest first; behind the first `top` the rest as one."""
         total, count = collections.Counter(), collections.Counter()
         for record in self.records:

@@ -10,8 +10,10 @@ Source: openxla/xla, `xla/tsl/profiler/utils/xplane_schema.cc` (names of planes,
 import bisect
 import collections
 import functools
+import pathlib
 import re
 import warnings
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from jax.profiler import ProfileData
@@ -57,7 +59,7 @@ class Profile(NamedTuple):
     opcodes: dict
 
 
-def read_profile(path):
+def read_profile(path: pathlib.Path):
     """Read a profile's file; ValueError where JAX cannot read it, or no operation ran in it."""
     contents = path.read_bytes()
     try:
@@ -142,7 +144,7 @@ def _program(stats):
     return f"{stats.get('hlo_module', '')}{number}"
 
 
-def leaves(profile):
+def leaves(profile: Profile):
     """Events without those that only contain others, such as a loop around its body's events."""
     together = collections.defaultdict(list)
     for event in profile.events:  # a CPU device's program may run on several threads
@@ -166,7 +168,7 @@ def _contains(profile, events, at):
     return False
 
 
-def kinds(profile, events):
+def kinds(profile: Profile, events: Iterable[Event]):
     """What each operation does: "compute", "collective", or "copy" where it only moves numbers.
 
     On TPU a product's fusion may carry a collective along: that is "compute".
@@ -192,7 +194,7 @@ def _kind_by_name(operation, kernel):
     return "copy" if NAMED_MOVE.match(kernel or operation) else "compute"
 
 
-def step_of(profile):
+def step_of(profile: Profile):
     """A function that says in which step an event was, None where that is unknown.
 
     On a CPU mesh the host notes under which step it sent off which run of a program. Where it does

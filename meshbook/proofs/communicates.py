@@ -1,11 +1,14 @@
 """Does it communicate what was predicted, and nothing else? Read from the compiled program."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from meshbook.hlo.collectives import KINDS, Moved, collectives
 from meshbook.proofs.verdicts import ProofFailed, Verdict
 from meshbook.text import sized_bytes
 
 
-def assert_communicates(compiled, mesh, expected):
+def assert_communicates(compiled: Any, mesh: Any, expected: Mapping):
     """Prove that a program moves exactly what was predicted, by kind of collective and mesh axes.
 
     compiled: `jax.stages.Compiled`, or HLO text. expected: {(kind, axes): (count, bytes)}, such as

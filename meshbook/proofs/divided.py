@@ -1,11 +1,20 @@
 """Is the work divided, and the old state's memory used again? Read from the compiled program."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
 from meshbook.hlo.flops import work
 from meshbook.proofs.verdicts import ProofFailed, Verdict
 from meshbook.text import scaled, sized_bytes
 
 
-def assert_divided(compiled, devices, useful, factor=1.0, rtol=0.01, taken=None):
+def assert_divided(
+    compiled: Any, devices: int | np.integer, useful: int | float | np.number,
+    factor: int | float | np.number = 1.0, rtol: int | float = 0.01,
+    taken: Mapping[str, Sequence[float | int]] | None = None,
+):
     """Prove that the devices together do the useful work `factor` times, and no more or less.
 
     compiled: `jax.stages.Compiled`, or HLO text. devices: how many run it. useful: the FLOPs of
@@ -26,7 +35,7 @@ def assert_divided(compiled, devices, useful, factor=1.0, rtol=0.01, taken=None)
     return Verdict(f"work divided: {line}", flops=each, factor=found)
 
 
-def assert_donated(compiled, held):
+def assert_donated(compiled: Any, held: int | np.integer):
     """Prove that a step returns its new state in the memory of the old one.
 
     compiled: `jax.stages.Compiled`. held: bytes of the state on one device, from a formula; so many

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -34,7 +34,9 @@ class Run:
     params: Callable | None = None
 
 
-def assert_same_training(a, b, batches, rtol=2e-6):
+def assert_same_training(
+    a: Run | tuple, b: Run | tuple, batches: Iterable, rtol: int | float = 2e-6
+):
     """Prove that two runs train alike: every metric, the first gradients, the last parameters.
 
     a, b: Run, or a tuple of its fields; b is the reference, say one device. batches: what each step

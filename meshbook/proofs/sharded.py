@@ -1,5 +1,8 @@
 """Is it really sharded? Read from the pieces that the devices hold, never from an annotation."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
@@ -13,7 +16,10 @@ from meshbook.proofs.verdicts import (
 from meshbook.text import sized_bytes
 
 
-def assert_sharded(tree, expected, mesh=None, held=None, whole=None):
+def assert_sharded(
+    tree: Any, expected: Any, mesh: Any = None, held: int | np.integer | None = None,
+    whole: Any = None,
+):
     """Prove that every device holds its slice of every leaf: its place, its shape and its data.
 
     tree: any pytree of arrays: weights, optimizer moments, a batch. expected: a pytree of
@@ -69,7 +75,7 @@ def assert_sharded(tree, expected, mesh=None, held=None, whole=None):
         + (", as predicted" if held is not None else ""), bytes=found)
 
 
-def by_letters(tree, rules):
+def by_letters(tree: Any, rules: Mapping[str, str | Sequence[str] | None]):
     """The PartitionSpec of every leaf by the letters that its name ends in: a pytree of specs.
 
     tree: a pytree whose leaves are named for their dimensions, such as w_in_DF. rules: {letter:
@@ -249,7 +255,7 @@ def _written(slices):
     return "[" + ", ".join(f"{start}:{stop}" for start, stop in slices) + "]"
 
 
-def assert_replicas_equal(tree):
+def assert_replicas_equal(tree: Any):
     """Prove that devices that should hold the same numbers do, bit for bit.
 
     tree: any pytree of arrays; pieces at the same place of a leaf are compared. Partial

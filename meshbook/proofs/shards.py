@@ -1,12 +1,15 @@
 """What each device holds of an array, read from its shards."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import numpy as np
 
 from meshbook.proofs.verdicts import ProofFailed
 
 
-def require_array(name, leaf):
+def require_array(name: str, leaf: Any):
     """Raise ProofFailed for what is no array on devices, ValueError for one that was donated."""
     if not isinstance(leaf, jax.Array):
         kind = type(leaf).__name__
@@ -17,7 +20,7 @@ def require_array(name, leaf):
                          "pass the state that the step returned")
 
 
-def bytes_by_device(tree):
+def bytes_by_device(tree: Any):
     """How many bytes of a pytree each of this process's devices holds, by device."""
     held = {}
     for leaf in jax.tree.leaves(tree):
@@ -27,13 +30,13 @@ def bytes_by_device(tree):
     return held
 
 
-def slices_of(index, shape):
+def slices_of(index: Sequence[slice], shape: Sequence[int]):
     """A shard's index as ((start, stop), ...), one pair per dimension."""
     pairs = zip(index, shape, strict=False)  # the index of a random key has one entry more
     return tuple(each.indices(extent)[:2] for each, extent in pairs)
 
 
-def pieces_of(leaf):
+def pieces_of(leaf: Any):
     """{slices: [(device, elements)]}: what the devices hold; partial sums are no slices."""
     pieces = {}
     if not getattr(getattr(getattr(leaf, "sharding", None), "spec", None), "unreduced", ()):
@@ -44,7 +47,7 @@ def pieces_of(leaf):
     return pieces
 
 
-def bits_of(array):
+def bits_of(array: Any):
     """The bits of an array; a random key has its own dtype, and its data is its bits."""
     if isinstance(array, jax.Array) and jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(array)

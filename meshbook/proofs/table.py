@@ -1,5 +1,7 @@
 """Where every leaf of a pytree lives, as a table that is read from its shards."""
 
+from typing import Any
+
 from meshbook.proofs.shards import bytes_by_device, require_array
 from meshbook.proofs.verdicts import leaf_count, named_leaves
 from meshbook.text import markdown_table, text_table
@@ -15,7 +17,7 @@ class ShardingTable:
 
     header = ("leaf", "shape", "dtype", "spec", "devices", "bytes per device")
 
-    def __init__(self, tree):
+    def __init__(self, tree: Any):
         leaves = named_leaves(tree)
         self.rows = [self._row(name, leaf) for name, leaf in leaves.items()]
         self.bytes_by_device = bytes_by_device(tree)
@@ -51,7 +53,7 @@ def _ranges(ids):
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
-def sharding_table(tree):
+def sharding_table(tree: Any):
     """Make the table of where every leaf of a pytree lives, read from its shards.
 
     tree: any pytree of arrays. Returns a ShardingTable.

@@ -1,5 +1,8 @@
 """What a proof answers: a verdict in one line, or an error that says where it failed."""
 
+from collections.abc import Sequence, Sized
+from typing import Any
+
 import jax
 
 
@@ -9,7 +12,8 @@ class ProofFailed(AssertionError):
     Where the kind of fault has them, `leaf` (a path), `device`, `expected` and `found` are set.
     """
 
-    def __init__(self, message, leaf=None, device=None, expected=None, found=None):
+    def __init__(self, message: str, leaf: str | tuple | None = None, device: int | None = None,
+                 expected: Any = None, found: Any = None):
         super().__init__(message)
         self.leaf, self.device, self.expected, self.found = leaf, device, expected, found
 
@@ -17,7 +21,7 @@ class ProofFailed(AssertionError):
 class Verdict:
     """A proof that held: prints as one line; the figures behind it are attributes."""
 
-    def __init__(self, line, **figures):
+    def __init__(self, line: str, **figures: Any):
         self.line = line
         self.__dict__.update(figures)
 
@@ -25,22 +29,22 @@ class Verdict:
         return self.line
 
 
-def path_name(path):
+def path_name(path: Sequence):
     """The path of a leaf as readers write it: params/blocks/0/kernel."""
     return jax.tree_util.keystr(path, simple=True, separator="/") or "the array"
 
 
-def named_leaves(tree):
+def named_leaves(tree: Any):
     """The leaves of any pytree by the name of their path."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {path_name(path): leaf for path, leaf in leaves}
 
 
-def device_name(device):
+def device_name(device: jax.Device):
     """A device as messages call it: device 3 (cpu)."""
     return f"device {device.id} ({device.platform})"
 
 
-def leaf_count(leaves):
+def leaf_count(leaves: Sized):
     """How many leaves, in words: 1 leaf, 34 leaves."""
     return f"{len(leaves)} lea{'f' if len(leaves) == 1 else 'ves'}"

@@ -7,7 +7,9 @@ import os
 import pathlib
 import shutil
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -15,13 +17,14 @@ import orbax.checkpoint as ocp
 from meshbook.proofs.verdicts import named_leaves, path_name
 from meshbook.saving import manifests
 from meshbook.saving.contents import arrays, describe, digests
+from meshbook.training import TrainState
 
 
 class OtherModel(ValueError):
     """A checkpoint whose leaves are not those of the state that it was to fill."""
 
 
-def write_step(folder, tree, content):
+def write_step(folder: str | os.PathLike, tree: Any, content: dict):
     """Write arrays of the host; return when they are on the disk and were read back.
 
     tree: nested dicts of NumPy arrays; content: for the manifest, with `leaves`. Raises
@@ -34,13 +37,13 @@ def write_step(folder, tree, content):
     read_arrays(folder, leaves)
 
 
-def save(folder, tree):
+def save(folder: str | os.PathLike, tree: Any):
     """Let orbax write the arrays into a folder that does not exist yet."""
     with ocp.PyTreeCheckpointer() as saver:
         saver.save(folder, args=ocp.args.PyTreeSave(tree))
 
 
-def read_arrays(folder, leaves):
+def read_arrays(folder: str | os.PathLike, leaves: Mapping[str, Mapping]):
     """{path: NumPy array}; manifests.Damaged where an array has not the SHA-256 of its leaf."""
     with ocp.PyTreeCheckpointer() as reader:
         tree = reader.restore(folder)
@@ -53,13 +56,16 @@ def read_arrays(folder, leaves):
     return named_leaves(tree)
 
 
-def steps(folder):
+def steps(folder: str | os.PathLike):
     """The steps that have a folder here, ascending; nothing is said of their state."""
     names = [path.name for path in pathlib.Path(folder).iterdir() if path.is_dir()]
     return sorted(int(name) for name in names if name.isdecimal() and str(int(name)) == name)
 
 
-def newest(folder, state, check=lambda path, manifest: None):
+def newest(
+    folder: str | os.PathLike, state: TrainState,
+    check: Callable = lambda path, manifest: None
+):
     """(step, manifest, state) of the newest step that verifies, or (-1, None, state).
 
     Goes back from the newest and stops at the first that is intact: none before it is read. What
@@ -82,7 +88,7 @@ def newest(folder, state, check=lambda path, manifest: None):
     return -1, None, state
 
 
-def fill(state, found):
+def fill(state: TrainState, found: Mapping[str, Any]):
     """This state with other arrays, {path: NumPy array}: each device is given its own part."""
     def place(path, x):
         whole = found[path_name(path)]
@@ -91,7 +97,7 @@ def fill(state, found):
     return replace(state, **jax.tree.map_with_path(place, arrays(state)))
 
 
-def check_leaves(path, found, expected):
+def check_leaves(path: str | os.PathLike, found: dict[str, dict], expected: dict[str, dict]):
     """OtherModel unless both have the same leaves; shardings may differ."""
     words = lambda leaf: f"{leaf['dtype']} {tuple(leaf['shape'])}" if leaf else "none"
     names = sorted(expected | found, key=lambda name: name.startswith("opt_state"))
@@ -102,27 +108,27 @@ def check_leaves(path, found, expected):
         raise OtherModel(f"{path} is of another model: {'; '.join(faults[:3])}{more}")
 
 
-def publish(unfinished, final):
+def publish(unfinished: pathlib.Path, final: pathlib.Path):
     """Give a verified checkpoint its name, for good; what has the name already is set aside."""
     if os.path.lexists(final):
         os.rename(final, free_name(f"{final}.damaged"))
     move(unfinished, final)
 
 
-def delete(path, going):
+def delete(path: pathlib.Path, going: pathlib.Path):
     """Delete a checkpoint; it loses its name first, so that no half of it is ever found."""
     move(path, going)
     shutil.rmtree(going)
 
 
-def move(path, to):
+def move(path: pathlib.Path, to: pathlib.Path):
     """Rename, and wait until the disk has both folders' new entries."""
     os.rename(path, to)
     for folder in {path.parent, to.parent}:
         manifests.sync(folder)
 
 
-def free_name(path):
+def free_name(path: str | os.PathLike):
     """The path, or the first of path-2, path-3, … that does not exist."""
     number, name = 1, path
     while os.path.lexists(name):

@@ -13,10 +13,14 @@ hosts. Every save holds one copy of the state in the host's memory.
 """
 import contextlib
 import copy
+import os
 import pathlib
 import shutil
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import TracebackType
+from typing import Any
 
 import jax
 
@@ -27,6 +31,7 @@ from meshbook.saving.contents import (
     host_copy,
 )
 from meshbook.saving.identities import OtherRun, check_run, identity_of, versions
+from meshbook.training import TrainState
 
 __all__ = ["Checkpoints", "NotSaved", "OtherModel", "OtherRun", "restore", "steps"]
 
@@ -45,7 +50,7 @@ class Checkpoints:
     Raises FolderInUse if another run is at work there.
     """
 
-    def __init__(self, folder, keep=3):
+    def __init__(self, folder: str | os.PathLike, keep: int = 3):
         if keep < 1:
             raise ValueError(f"keep is a number of checkpoints, at least 1; found {keep}")
         if jax.process_count() > 1:
@@ -66,7 +71,10 @@ class Checkpoints:
             self.stack = stack.pop_all()
         return self
 
-    def __exit__(self, kind, error, trace):
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None
+    ):
         try:
             with self.stack:
                 self.record()
@@ -80,7 +88,7 @@ class Checkpoints:
         if error is None and self.asked_to_end():
             raise SystemExit(0)
 
-    def resume(self, state, stream, key):
+    def resume(self, state: TrainState, stream: Iterator, key: jax.Array):
         """(state, key) of the newest step that verifies, the stream set to its position.
 
         Comes before the first save, since it says which run this is: the stream's data, seed
@@ -101,7 +109,7 @@ class Checkpoints:
         stream.set_state(decode_position(manifest["position"]))
         return state, decode_key(manifest["key"])
 
-    def on_step(self, stream, key, every):
+    def on_step(self, stream: Iterator, key: jax.Array, every: int):
         """A callback for fit(): metrics of each step, a checkpoint of each `every`-th.
 
         stream: the one that resume() was given and that fit() draws from, itself and not a
@@ -133,7 +141,7 @@ class Checkpoints:
 
         return callback
 
-    def save(self, state, position, key):
+    def save(self, state: TrainState, position: Any, key: jax.Array):
         """Copy the state to the host, write it in the background; a step saved already is left.
 
         position: what the stream's get_state() returned, JSON values or bytes; key: the
@@ -163,7 +171,7 @@ class Checkpoints:
         if pending:
             pending.result()
 
-    def write(self, step, tree, content):
+    def write(self, step: int, tree: Any, content: dict):
         """Write and verify under another name, and only then give the folder its own."""
         unfinished = self.folder / ".saving" / str(step)
         with self.clear_errors(step):
@@ -189,7 +197,7 @@ class Checkpoints:
             self.metrics.write(step, metrics)
             runs.check_finite(step, metrics)
 
-    def check_order(self, step):
+    def check_order(self, step: int):
         """ValueError where a save would mix two runs in one folder."""
         if self.identity is None:
             raise ValueError(f"expected resume() before the first save in {self.folder}, found "
@@ -199,7 +207,7 @@ class Checkpoints:
                              f"{self.folder}; found step {step}")
 
     @contextlib.contextmanager
-    def clear_errors(self, step):
+    def clear_errors(self, step: int):
         """Whatever goes wrong becomes NotSaved, and nothing half-written stays."""
         try:
             yield
@@ -214,7 +222,7 @@ class Checkpoints:
                 f"checkpoint {before}") from error
 
 
-def restore(folder, state):
+def restore(folder: str | os.PathLike, state: TrainState):
     """The state of the newest step that verifies, sharded as this one is; takes no lock.
 
     Whose run it was is not asked, only whether its leaves fit. Raises FileNotFoundError where

@@ -7,10 +7,13 @@ import collections
 import dataclasses
 import functools
 import hashlib
+import os
 import platform
 import re
 import warnings
+from collections.abc import Iterator, Mapping
 from importlib import metadata
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +23,7 @@ from flax import nnx
 from meshbook.proofs.verdicts import path_name
 from meshbook.saving import manifests
 from meshbook.saving.contents import encode_key
+from meshbook.training import Program, TrainState
 
 PACKAGES = "jax", "jaxlib", "flax", "optax", "numpy", "grain", "orbax-checkpoint"
 
@@ -28,7 +32,7 @@ class OtherRun(ValueError):
     """A checkpoint of a run with other data, another model, optimizer or key."""
 
 
-def identity_of(state, stream, key):
+def identity_of(state: TrainState, stream: Iterator, key: jax.Array):
     """What decides a run besides its arrays and its mesh, as JSON has it.
 
     stream: has `identity`, as order.Stream. key: the one that the run began with.
@@ -44,7 +48,7 @@ def identity_of(state, stream, key):
             "key": encode_key(key)}
 
 
-def model_of(program):
+def model_of(program: Program):
     """The model's `config`; of a model without one, those of its attributes that JSON has."""
     model = nnx.merge(program.graph, program.variables)
     if hasattr(model, "config"):
@@ -53,7 +57,7 @@ def model_of(program):
             if isinstance(value, (bool, int, float, str))}
 
 
-def optimizer_of(state):
+def optimizer_of(state: TrainState):
     """The optimizer by what it does: its update's constants, counted, and SHA-256 as StableHLO.
 
     An optax transformation is a pair of closures, which say nothing of how they were made. The
@@ -72,7 +76,7 @@ def optimizer_of(state):
     return {"constants": dict(constants), "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
-def plain(value):
+def plain(value: Any):
     """A configuration as JSON values: dataclasses by their fields, types and functions by name."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name))
@@ -97,7 +101,7 @@ def versions():
         name: metadata.version(name) for name in PACKAGES}
 
 
-def check_run(path, manifest, identity):
+def check_run(path: str | os.PathLike, manifest: Mapping[str, Any], identity: dict[str, Any]):
     """OtherRun, naming what differs, unless a checkpoint is of this run.
 
     Other versions are a warning: people upgrade. The optimizer can then be compared only where
@@ -118,7 +122,7 @@ def check_run(path, manifest, identity):
                        "settings needs a folder of its own; restore() gives it these arrays")
 
 
-def differences(found, expected):
+def differences(found: dict[str, Any], expected: dict[str, Any]):
     """["name: expected …, found …"] for every name of two nested dicts that differs."""
     found, expected = (
         {path_name(path): repr(value) for path, value in jax.tree.leaves_with_path(

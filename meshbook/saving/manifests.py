@@ -8,6 +8,8 @@ import hashlib
 import json
 import os
 import pathlib
+from collections.abc import Mapping
+from typing import Any
 
 NAME = "manifest.json"
 
@@ -16,7 +18,7 @@ class Damaged(ValueError):
     """A folder that is not what its manifest says; the message names every such file."""
 
 
-def write_manifest(folder, content):
+def write_manifest(folder: str | os.PathLike, content: dict[str, Any]):
     """Describe every file of a finished folder; the manifest appears whole or not at all.
 
     content: a dict that is kept beside the files. Each file and folder is on the disk before the
@@ -36,7 +38,7 @@ def write_manifest(folder, content):
     sync(folder)
 
 
-def sync(path):
+def sync(path: str | os.PathLike):
     """Wait until a file's bytes, or a folder's entries, are on the disk.
 
     Where the system can be told so, it forgets its copy: the next read is one of the disk.
@@ -50,7 +52,7 @@ def sync(path):
         os.close(descriptor)
 
 
-def make_folder(path):
+def make_folder(path: pathlib.Path):
     """Make a folder, with those above it that are missing, so that a power cut leaves them."""
     new = [each for each in (path, *path.parents) if not each.exists()]
     path.mkdir(parents=True, exist_ok=True)
@@ -58,7 +60,7 @@ def make_folder(path):
         sync(each.parent)
 
 
-def check_json(value):
+def check_json(value: Any):
     """TypeError for what JSON cannot hold or would not give back as it was."""
     try:
         same = json.loads(json.dumps(value, allow_nan=False)) == value
@@ -68,7 +70,7 @@ def check_json(value):
         raise TypeError(f"expected what JSON gives back unchanged, found {value!r}")
 
 
-def verify(folder):
+def verify(folder: str | os.PathLike):
     """The content of the manifest, once every file was read; Damaged where one differs."""
     content = read_manifest(folder)
     faults = [fault(pathlib.Path(folder, name), expected)
@@ -78,7 +80,7 @@ def verify(folder):
     return content
 
 
-def read_manifest(folder):
+def read_manifest(folder: str | os.PathLike):
     """The content of the manifest, files included; Damaged if it is not as it was written."""
     path = pathlib.Path(folder, NAME)
     try:
@@ -97,20 +99,20 @@ def read_manifest(folder):
     return content
 
 
-def sealed(content):
+def sealed(content: dict[str, Any]):
     """The bytes of a manifest: the content and its SHA-256, in the one way they are written."""
     encode = lambda x: json.dumps(x, indent=1, sort_keys=True, allow_nan=False).encode()
     return encode(content | {"sha256": hashlib.sha256(encode(content)).hexdigest()})
 
 
-def measure(path):
+def measure(path: str | os.PathLike):
     """The size and the SHA-256 of a file."""
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"bytes": file.tell(), "sha256": digest}
 
 
-def fault(path, expected):
+def fault(path: str | os.PathLike, expected: Mapping[str, Any]):
     """What is wrong with a file, in words; None if nothing is."""
     words = "{bytes:,} bytes of SHA-256 {sha256}".format_map
     try:
@@ -121,6 +123,6 @@ def fault(path, expected):
         return f"{path}: expected {words(expected)}, found {words(found)}"
 
 
-def what_is_there(error):
+def what_is_there(error: OSError):
     """Nothing, or what keeps a file from being read."""
     return "none" if isinstance(error, FileNotFoundError) else f"one unreadable ({error.strerror})"

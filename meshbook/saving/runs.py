@@ -8,6 +8,8 @@ import pathlib
 import signal
 import threading
 import time
+from collections.abc import Mapping
+from typing import Any
 
 
 class FolderInUse(RuntimeError):
@@ -19,7 +21,7 @@ class Diverged(FloatingPointError):
 
 
 @contextlib.contextmanager
-def only_run(folder):
+def only_run(folder: str | os.PathLike):
     """Hold the folder for this run alone; FolderInUse if another run holds it.
 
     The system drops the lock when the process dies, however it dies.
@@ -58,7 +60,7 @@ def sigterm():
 class Metrics:
     """Numbers by step, written as TensorBoard's event files: `tensorboard --logdir FOLDER`."""
 
-    def __init__(self, folder):
+    def __init__(self, folder: str | os.PathLike):
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         # TensorBoard reads the files by name, and a name begins with the second.
@@ -67,13 +69,13 @@ class Metrics:
         self.writer = EventFileWriter(str(folder))
         self.flush, self.close = self.writer.flush, self.writer.close
 
-    def restart(self, step):
+    def restart(self, step: int):
         """From this step on, what earlier processes wrote no longer counts."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
         self.add(step, session_log=SessionLog(status=SessionLog.START))
 
-    def write(self, step, values):
+    def write(self, step: int, values: Mapping[str, Any]):
         """Add a dict of numbers; they are kept in float32."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -81,13 +83,13 @@ class Metrics:
                    for name, value in values.items()]
         self.add(step, summary=Summary(value=scalars))
 
-    def add(self, step, **what):
+    def add(self, step: int, **what: Any):
         from tensorboard.compat.proto.event_pb2 import Event
 
         self.writer.add_event(Event(wall_time=time.time(), step=step, **what))
 
 
-def read_metrics(folder):
+def read_metrics(folder: str | os.PathLike):
     """What all processes of a run wrote, as {name: {step: value}}, by TensorBoard's own reader."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -97,7 +99,7 @@ def read_metrics(folder):
             for name in events.Tags()["scalars"]}
 
 
-def check_finite(step, metrics):
+def check_finite(step: int, metrics: Mapping[str, float]):
     """Diverged if the loss of this step is NaN or infinite."""
     if not math.isfinite(metrics["loss"]):
         raise Diverged(f"step {step}: expected a finite loss, found {metrics['loss']}")

@@ -5,22 +5,27 @@ The arrays that a step takes and returns are those of `meshbook.training.state`.
 from __future__ import annotations
 
 import collections
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
+from jaxtyping import Array
 
 from meshbook import proofs
 from meshbook.training.optimizers import (
     found_in, last_gradients, weights_of_moments
 )
-from meshbook.training.state import compiled_fast
+from meshbook.training.state import TrainState, compiled_fast
 
 
-def value_and_gradients(state, batch, key):
+def value_and_gradients(
+    state: TrainState, batch: Mapping[str, Array | np.ndarray], key: jax.Array
+):
     """((loss, metrics), gradients) of one training batch; the key is folded with step."""
     key = jax.random.fold_in(key, state.step)
     grad = jax.value_and_grad(state.program.loss, has_aux=True)
@@ -28,7 +33,9 @@ def value_and_gradients(state, batch, key):
 
 
 @partial(jax.jit, donate_argnums=0)
-def train_step(state, batch, key):
+def train_step(
+    state: TrainState, batch: Mapping[str, Array | np.ndarray], key: jax.Array
+):
     """One step: (state, metrics). The old state's memory is given to the new one.
 
     To be called under `jax.set_mesh`, as `fit` does.
@@ -47,7 +54,11 @@ def train_step(state, batch, key):
     return new, metrics
 
 
-def compile_step(state, batch, key):
+def compile_step(
+    state: TrainState,
+    batch: Mapping[str, Array | np.ndarray | jax.ShapeDtypeStruct],
+    key: jax.Array | jax.ShapeDtypeStruct,
+):
     """The program that train_step is for these arrays, at the highest matmul precision.
 
     state, batch: arrays, or shapes with shardings. On a CPU, products of float32
@@ -60,7 +71,7 @@ def compile_step(state, batch, key):
         return train_step.lower(state, batch, key).compile(options)
 
 
-def run(state, key, program=None):
+def run(state: TrainState, key: jax.Array, program: Callable | None = None):
     """This training as one side of `proofs.assert_same_training`: a proofs.Run.
 
     program: what `compile_step` made of the state; without it, the first batch
@@ -105,20 +116,24 @@ def run(state, key, program=None):
 
 
 @jax.jit
-def copied(tree):
+def copied(tree: Any):
     """The same arrays in memory of their own."""
     return jax.tree.map(jnp.copy, tree)
 
 
 @jax.jit
-def evaluation_step(state, batch):
+def evaluation_step(
+    state: TrainState, batch: Mapping[str, Array | np.ndarray]
+):
     """Sums over one batch, dropout off: (loss, right answers, labels that count)."""
     _, metrics = state.program.loss(state.params, state.program, batch)
     count = batch["weight"].sum()
     return metrics["loss"] * count, metrics["accuracy"] * count, count
 
 
-def evaluate(state, batches):
+def evaluate(
+    state: TrainState, batches: Iterable[Mapping[str, Array | np.ndarray]]
+):
     """Mean loss (nats) and accuracy over batches, with dropout and augmentation off.
 
     The host is one batch ahead of the devices, and no more: more than 32 programs
@@ -141,7 +156,10 @@ def evaluate(state, batches):
     return {"loss": loss / count, "accuracy": right / count}
 
 
-def fit(state, batches, key, on_step=None):
+def fit(
+    state: TrainState, batches: Iterable[Mapping[str, Array | np.ndarray]],
+    key: jax.Array, on_step: Callable | None = None,
+):
     """Train on every batch: (state, history), history a list of dicts of floats.
 
     on_step(state, metrics) is called after each step was dispatched; its metrics are

@@ -1,13 +1,17 @@
 """The optimizers of both models, and what can be found in an optimizer's state."""
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
 from flax.serialization import to_state_dict
+from jaxtyping import Array
 
 
-def decayed(params):
+def decayed(params: Any):
     """Which parameters weight decay pulls towards 0: matrices, not norms and biases.
 
     A bias of the attention has several dimensions, so names decide too.
@@ -18,7 +22,7 @@ def decayed(params):
     return jax.tree_util.tree_map_with_path(is_matrix, params)
 
 
-def recipe(steps, peak=4e-3):
+def recipe(steps: int, peak: int | float = 4e-3):
     """The book's optimizer: AdamW, whose learning rate warms up and falls again.
 
     steps: how many there will be; the rate rises to peak during the first tenth
@@ -29,7 +33,7 @@ def recipe(steps, peak=4e-3):
     return optax.adamw(rate, b2=0.99, weight_decay=0.05, mask=decayed)
 
 
-def clipped(most):
+def clipped(most: int | float):
     """Gradients whose global norm is above `most`, scaled down to it.
 
     As optax.clip_by_global_norm does, but the norm before stays in the state, as
@@ -37,7 +41,7 @@ def clipped(most):
     """
     def update(gradients, state, params=None):
         norm = optax.tree.norm(gradients)
-        share = jnp.minimum(1, most / norm)
+        share = jnp.minimum(1, most / norm)  # a norm of 0 makes it 1
         gradients = jax.tree.map(lambda g: g * share.astype(g.dtype), gradients)
         return gradients, {"gradient_norm": norm}
 
@@ -46,7 +50,9 @@ def clipped(most):
     )
 
 
-def language_recipe(steps, peak=2e-3, most=1.0):
+def language_recipe(
+    steps: int, peak: int | float = 2e-3, most: int | float = 1.0
+):
     """The same for a language model: gradients of a norm above `most` are cut to it.
 
     The norm before the cut stays in the optimizer's state: `gradient_norm`.
@@ -54,7 +60,7 @@ def language_recipe(steps, peak=2e-3, most=1.0):
     return optax.chain(clipped(most), recipe(steps, peak))
 
 
-def found_in(opt_state, name):
+def found_in(opt_state: Mapping, name: str):
     """What stands under this name anywhere in an optimizer's state, or None."""
     for key, value in opt_state.items():
         found = value if key == name else None
@@ -64,7 +70,7 @@ def found_in(opt_state, name):
             return found
 
 
-def weights_of_moments(optimizer, name):
+def weights_of_moments(optimizer: optax.GradientTransformation, name: str):
     """(decay, share) of first moments: a step makes decay·m + share·gradient of m.
 
     name: "mu" (Adam), whose share is what the decay leaves, or "trace" (momentum),
@@ -82,7 +88,9 @@ def weights_of_moments(optimizer, name):
 
 
 @jax.jit
-def last_gradients(before, after, decay, share):
+def last_gradients(
+    before: Any, after: Any, decay: float | Array, share: float | Array
+):
     """(gradients, their global norm) of a step between whose moments these are."""
     gradients = jax.tree.map(lambda m, n: (n - decay * m) / share, before, after)
     return gradients, optax.tree.norm(gradients)

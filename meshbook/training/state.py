@@ -7,9 +7,10 @@ created; a step sees only nested dicts of arrays, so nothing walks an object tre
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,19 +18,23 @@ import numpy as np
 import optax
 from flax import nnx
 from flax.serialization import from_state_dict, to_state_dict
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jaxtyping import Array, Shaped
 
 from meshbook.sharding import axes_of, make_mesh, place
 
 
-def weighted_mean(x, weight=None):
+def weighted_mean(
+    x: Shaped[Array | np.ndarray, "..."],
+    weight: Shaped[Array | np.ndarray, "..."] | None = None,
+):
     """Mean of x; with weight (0 for padding), of what counts."""
     if weight is None:
         return x.mean()
     return jnp.where(weight > 0, x * weight, 0).sum() / weight.sum()
 
 
-def check_labels(labels, classes):
+def check_labels(labels: Shaped[Array | np.ndarray, "..."], classes: int):
     """TypeError for labels that are no integers, ValueError for one out of range.
 
     Only a NumPy array can be looked at. Inside a step, the loss of a label that
@@ -47,7 +52,10 @@ def check_labels(labels, classes):
             )
 
 
-def loss_and_metrics(params, program, batch, key=None):
+def loss_and_metrics(
+    params: Any, program: Program, batch: Mapping[str, Array | np.ndarray],
+    key: jax.Array | None = None,
+):
     """Mean cross-entropy in nats, and the metrics of one batch.
 
     batch: inputs (B, ...), labels (B, ...) integer, and optionally weight of the
@@ -93,15 +101,17 @@ class Program:
         """Into how many parts a batch is split."""
         return math.prod(self.mesh.shape[axis] for axis in axes_of(self.rows))
 
-    def place(self, batch):
+    def place(self, batch: Mapping[str, Array | np.ndarray]):
         """A batch of NumPy arrays, its rows on the mesh: see sharding.place."""
         return place(batch, self.mesh, self.rows)
 
-    def model(self, params):
+    def model(self, params: Any):
         """The model, put together again with these parameters."""
         return nnx.merge(self.graph, numbered(params))
 
-    def apply(self, params, inputs, key=None):
+    def apply(
+        self, params: Any, inputs: Any, key: jax.Array | None = None
+    ):
         """The model's logits with these parameters; with a key, dropout is on."""
         return self.model(params)(inputs, key=key)
 
@@ -116,7 +126,7 @@ class Program:
         )
         return params, to_state_dict(moments)
 
-    def update(self, grads, opt_state, params):
+    def update(self, grads: Any, opt_state: Any, params: Any):
         """The optimizer's step on nested dicts: (new parameters, new state)."""
         empty = jax.eval_shape(self.optimizer.init, params)
         old = from_state_dict(empty, opt_state)
@@ -124,12 +134,12 @@ class Program:
         return optax.apply_updates(params, updates), to_state_dict(new)
 
 
-def nested(variables):
+def nested(variables: Any):
     """The values of an nnx.State as nested dicts with string keys."""
     return to_state_dict(nnx.to_pure_dict(variables))
 
 
-def numbered(tree):
+def numbered(tree: Any):
     """Nested dicts whose keys "0", "1", ... are numbers again, as nnx has them.
 
     It goes through a list in the order of its keys, and "10" comes before "2".
@@ -148,20 +158,21 @@ class TrainState:
     step: int32 scalar; params and opt_state: nested dicts of arrays.
     """
 
-    step: jax.Array
-    params: dict
-    opt_state: dict
+    step: Any
+    params: Any
+    opt_state: Any
     program: Program = field(metadata={"static": True})
 
 
-def as_it_is(inputs, key=None):
+def as_it_is(inputs: Any, key: jax.Array | None = None):
     """The default `prepare`: inputs reach the model unchanged."""
     return inputs
 
 
 def create_state(
-    make_model, optimizer, mesh=None, prepare=as_it_is, loss=loss_and_metrics,
-    rows="batch",
+    make_model: Callable, optimizer: optax.GradientTransformation,
+    mesh: Mesh | None = None, prepare: Callable = as_it_is,
+    loss: Callable = loss_and_metrics, rows: str | tuple[str, ...] = "batch",
 ):
     """Parameters and optimizer state, created directly where they will live.
 
@@ -180,7 +191,9 @@ def create_state(
 
 
 def take_apart(
-    make_model, optimizer, mesh, prepare, loss=loss_and_metrics, rows="batch"
+    make_model: Callable, optimizer: optax.GradientTransformation, mesh: Mesh,
+    prepare: Callable, loss: Callable = loss_and_metrics,
+    rows: str | tuple[str, ...] = "batch",
 ):
     """The Program of a model, found without making any array."""
     graph, variables, rest = nnx.split(
@@ -197,7 +210,9 @@ def take_apart(
 
 
 def abstract_state(
-    make_model, optimizer, mesh=None, prepare=as_it_is, loss=loss_and_metrics
+    make_model: Callable, optimizer: optax.GradientTransformation,
+    mesh: Mesh | None = None, prepare: Callable = as_it_is,
+    loss: Callable = loss_and_metrics,
 ):
     """What create_state would make, as shapes and layouts without arrays.
 
@@ -217,14 +232,14 @@ def abstract_state(
     return TrainState(*jax.tree.map(lay_out, arrays, layouts), program)
 
 
-def initial_arrays(make_model, program):
+def initial_arrays(make_model: Callable, program: Program):
     """Step number, parameters and optimizer state of a run that begins."""
     params = nested(nnx.state(make_model(), nnx.Param))
     opt_state = to_state_dict(program.optimizer.init(params))
     return jnp.zeros((), jnp.int32), params, opt_state
 
 
-def initialiser(make_model, program):
+def initialiser(make_model: Callable, program: Program):
     """A jitted function that makes the initial arrays, each in place.
 
     It runs once: where the devices are CPUs, LLVM takes a third of the time
@@ -239,7 +254,7 @@ def initialiser(make_model, program):
     )
 
 
-def compiled_fast(mesh):
+def compiled_fast(mesh: Mesh) -> dict:
     """Compiler options for what runs a few times: the same HLO, and on a CPU less LLVM."""
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     return {"xla_backend_optimization_level": 0} if on_cpu else {}
