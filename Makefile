@@ -64,7 +64,7 @@ mutants: $(VENV)/installed-$(VERSION)  ## plant faults in the package, and see w
 
 LOCK = $(BIN)/uv pip compile -q --universal --python-version 3.11 --upgrade \
 	--generate-hashes --no-emit-index-url --custom-compile-command "make lock"
-NEEDED = jax|jaxlib|flax|optax|numpy|grain|scikit-learn|pillow|torchvision|pooch|tqdm|tiktoken|$\
+NEEDED = jax|jaxlib|flax|optax|numpy|jaxtyping|grain|scikit-learn|pillow|torchvision|pooch|tqdm|tiktoken|$\
 tokenizers|orbax-checkpoint|tensorboard|xprof|pandas|matplotlib|rich
 lock: $(VENV)/installed-$(VERSION)  ## resolve the requirements again
 	$(LOCK) requirements-dev.txt -o requirements.lock

@@ -1,8 +1,17 @@
-"""Every test runs on eight simulated devices, chosen before JAX starts; some in one browser."""
+"""Every test runs on eight simulated devices, chosen before JAX starts; some in one browser.
+
+The types of the package's arguments are checked whenever a test calls it.
+"""
+import importlib.util
+
 import jax
 import pytest
+from jaxtyping import install_import_hook
 
-from meshbook.sharding import make_mesh
+if importlib.util.find_spec("beartype"):  # not where only programs for TPUs are compiled
+    install_import_hook("meshbook", "beartype.beartype")
+
+from meshbook.sharding import make_mesh  # noqa: E402
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
