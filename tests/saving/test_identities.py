@@ -21,6 +21,7 @@ from meshbook.data import images, tokens
 from meshbook.data.augmentation import Preparation
 from meshbook.data.order import Stream
 from meshbook.data.token_files import Tokens
+from meshbook.data.vocabulary import Identity
 from meshbook.models import ViT, ViTConfig
 from meshbook.saving import checkpoints, identities, manifests
 from meshbook.saving.checkpoints import Checkpoints, OtherRun
@@ -45,7 +46,8 @@ def pictures(flipped=0):
 
 
 def stories(sha256="a" * 64):
-    return Tokens(np.arange(100, dtype=np.uint16), np.array([0, 100]), None, sha256)
+    return Tokens(np.arange(100, dtype=np.uint16), np.array([0, 100]),
+                  Identity("none", 1 << 16, ""), sha256)
 
 
 def image_batches(data=None, batch_size=8, seed=1, **options):
