@@ -3,11 +3,12 @@
     python -m benchmarks.accelerator                 everything, in at most 8 minutes
     python -m benchmarks.accelerator --folder OUT    the record elsewhere than in results/
 
-It needs jax, flax, optax and numpy, and PyTorch for the comparison. It measures the ViT in batches
-of 128, 1,024 and 4,096 and MiniGPT with 4 and 8 blocks, in bfloat16 and float32, each contestant in
-turns with the others; compares losses and gradients with the CPU's; and reads a trace. The record,
-results/<device>.json, is written after every part, and parts that it already has of the same code
-are left out (--again: none is). On a CPU it runs small, with MESHBOOK_SIZE=test, to be tested.
+It needs jax, flax, optax, numpy and jaxtyping, and PyTorch for the comparison. It measures the ViT
+in batches of 128, 1,024 and 4,096 and MiniGPT with 4 and 8 blocks, in bfloat16 and float32, each
+contestant in turns with the others; compares losses and gradients with the CPU's; and reads a
+trace. The record, results/<device>.json, is written after every part, and parts that it already has
+of the same code are left out (--again: none is). On a CPU it runs small, with MESHBOOK_SIZE=test,
+to be tested.
 """
 
 import argparse

@@ -144,7 +144,7 @@ def dropped(x: Float[Array | np.ndarray, "..."], rate: int | float, key: jax.Arr
 
 
 def cross_entropy(
-    logits: Float[Array | np.ndarray, "... V"], labels: Int[Array | np.ndarray, "..."],
+    logits: Float[Array | np.ndarray, "*N V"], labels: Int[Array | np.ndarray, "*N"],
     weight: Num[Array | np.ndarray, "..."] | None = None, classes: int | None = None,
 ):
     """Mean loss in nats and accuracy over all labels, or over those that count.

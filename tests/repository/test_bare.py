@@ -1,4 +1,4 @@
-"""What a GPU machine has is enough: jax, flax, optax, numpy, and what these bring along."""
+"""What a GPU machine has is enough: the base requirements, and what these bring along."""
 import re
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, req
 import pytest
 
 OURS = {"meshbook", "helpers", "benchmarks"}
-BARE = "jax", "flax", "optax", "numpy"
+BARE = "jax", "flax", "optax", "numpy", "jaxtyping"
 MODULES = [f"meshbook.{name}" for name in (
     "models", "models.fast", "models.fused_loss", "training", "profiling.traces", "proofs",
     "planning.costs", "planning.devices")]
@@ -56,7 +56,7 @@ def imported(*modules):
 
 
 @pytest.mark.parametrize("modules", [MODULES, BENCHMARK])
-def test_they_are_imported_with_jax_flax_optax_and_numpy_alone(modules):
+def test_they_are_imported_with_the_base_requirements_alone(modules):
     done = imported(*modules)
     assert done.returncode == 0, done.stderr[-500:]
 
