@@ -5,12 +5,11 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 from meshes import on_one_device
-from tiny_gpt import CONFIG as GPT, tiny_state
-from tiny_vit import KEY, QUICKLY, run
+from tiny_gpt import B, BATCHES as WORDS, CLIPPED, CONFIG as GPT, compiled as compiled_gpt
+from tiny_vit import BATCHES as IMAGES, KEY, QUICKLY, STILL as CONFIG, compiled, normalised, run
 
 from meshbook import proofs
 from meshbook.models import ViT, ViTConfig
@@ -20,34 +19,17 @@ from meshbook.models.fast import (
 from meshbook.models.fused_loss import one_pass_cross_entropy
 from meshbook.models.losses import language_loss
 from meshbook.planning import costs
-from meshbook.sharding import Sharding, make_mesh, place
+from meshbook.sharding import Sharding
 from meshbook.training import create_state, train_step
 
-CONFIG = ViTConfig(embed=32, hidden=64, heads=4, layers=2, patch=8, dropout=0.0)
-B = 16
-SHAPES = [(1, 1), (4, 2)]
 ONE_PASS = functools.partial(language_loss, cross_entropy=one_pass_cross_entropy)
 
 
-def images(seed, config=CONFIG):
-    random = np.random.default_rng(seed)
-    side = config.image
-    inputs = random.normal(size=(B, side, side, 3)).astype(np.float32)
-    return {"inputs": inputs, "labels": random.integers(0, 10, B).astype(np.int32)}
+PIXELS = normalised(IMAGES[0]["inputs"])
 
 
-def words(seed):
-    text = np.random.default_rng(seed).integers(0, GPT.vocabulary, (B, GPT.tokens + 1))
-    return {"inputs": text[:, :-1].astype(np.int32), "labels": text[:, 1:].astype(np.int32)}
-
-
-@functools.cache
-def compiled(model=ViT, shape=(1, 1)):
-    make, mesh = (lambda: model(CONFIG, Sharding.tensor_parallel(), rngs=nnx.Rngs(0))), make_mesh(shape)
-    state = create_state(make, optax.sgd(0.05, momentum=0.0), mesh)
-    with jax.set_mesh(mesh):
-        step = train_step.lower(state, place(images(0), mesh), KEY)
-    return state, step.compile(QUICKLY)
+def program(model=ViT, shape=(1, 1)):
+    return compiled("tensor_parallel", shape, CONFIG, model=model, prepare=normalised)
 
 
 def parameters(model):
@@ -65,10 +47,9 @@ def tiny_gpt_model(config, sharding, rngs):
     return FastMiniGPT.__base__(config, sharding, rngs=rngs)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [(1, 1), (4, 2)])
 def test_the_fast_vit_trains_alike(shape):
-    batches = [images(seed) for seed in range(3)]
-    proofs.assert_same_training(run(*compiled(FastViT, shape)), run(*compiled()), batches)
+    proofs.assert_same_training(run(*program(FastViT, shape)), run(*program()), IMAGES[:3])
 
 
 @pytest.mark.parametrize("length", [16, 17])
@@ -88,7 +69,7 @@ def test_a_kernel_gives_the_same_attention_for_even_and_odd_lengths(causal, leng
 def test_only_what_nobody_reads_is_left_out():
     for kind, saved in (ViT, 0), (FastViT, class_token_saving(CONFIG, B)):
         useful, _ = costs.vit_step_flops(CONFIG, B)
-        proofs.assert_divided(compiled(kind)[1], 1, useful - saved, rtol=1e-9)
+        proofs.assert_divided(program(kind)[1], 1, useful - saved, rtol=1e-9)
 
 
 def test_at_the_size_of_the_source_it_is_a_seventh():
@@ -101,7 +82,7 @@ def test_at_the_size_of_the_source_it_is_a_seventh():
 def test_the_last_block_is_the_last_whatever_their_number(layers):
     config = ViTConfig(embed=16, hidden=16, heads=2, layers=layers, patch=16)
     pair = [kind(config, Sharding.none(), rngs=nnx.Rngs(0)) for kind in (ViT, FastViT)]
-    plain, fast = (model(images(0)["inputs"]) for model in pair)
+    plain, fast = (model(PIXELS) for model in pair)
     np.testing.assert_allclose(plain, fast, rtol=1e-4, atol=1e-4)
 
 
@@ -121,19 +102,17 @@ def test_a_vit_with_dropout_by_bytes_is_the_same_where_none_is_drawn():
     model = lambda kind, **options: kind(CONFIG, Sharding.none(), rngs=nnx.Rngs(0), **options)
     plain, fast = model(ViT), model(FastViT, by_bytes=True)
     np.testing.assert_allclose(
-        plain(images(0)["inputs"]), fast(images(0)["inputs"]), rtol=1e-4, atol=1e-4)
+        plain(PIXELS), fast(PIXELS), rtol=1e-4, atol=1e-4)
 
 
 @on_one_device
 def test_several_steps_in_one_call_are_the_same_steps():
-    batches = [images(seed) for seed in range(3)]
-    state, step = compiled()
+    state, losses = program()[0], []
     one = jax.tree.map(jnp.copy, state)
-    losses = []
-    for batch in batches:
+    for batch in IMAGES[:3]:
         one, metrics = train_step(one, batch, KEY)
         losses.append(metrics["loss"])
-    stacked = jax.tree.map(lambda *x: np.stack(x), *batches)
+    stacked = jax.tree.map(lambda *x: np.stack(x), *IMAGES[:3])
     many, metrics = train_steps(jax.tree.map(jnp.copy, state), stacked, KEY)
     np.testing.assert_allclose(metrics["loss"], losses, rtol=1e-6)
     assert many.step == 3
@@ -143,27 +122,25 @@ def test_several_steps_in_one_call_are_the_same_steps():
 
 @on_one_device
 def test_several_steps_do_as_much_work_as_one_by_one():
-    state, step = compiled()
-    batches = jax.tree.map(lambda x: np.stack([x] * 3), images(0))
+    state, step = program()
+    batches = jax.tree.map(lambda x: np.stack([x] * 3), IMAGES[0])
     many = train_steps.lower(state, batches, KEY).compile(QUICKLY)
     assert proofs.work(many) == 3 * proofs.work(step)
 
 
 @pytest.mark.parametrize("loss", [language_loss, ONE_PASS])
 def test_the_fast_minigpt_trains_alike(loss):
-    plain = tiny_state(optimizer=optax.sgd(0.05, momentum=0.0))
     make = lambda: FastMiniGPT(GPT, Sharding.none(), rngs=nnx.Rngs(0))
-    fast = create_state(make, optax.sgd(0.05, momentum=0.0), loss=loss)
-    fast = dataclasses.replace(fast, params=plain.params)
-    sides = [run(state) for state in (fast, plain)]
-    proofs.assert_same_training(*sides, [words(seed) for seed in range(3)])
+    plain, step = compiled_gpt()
+    fast = dataclasses.replace(create_state(make, CLIPPED, loss=loss), params=plain.params)
+    proofs.assert_same_training(run(fast), run(plain, step), WORDS[:3])
 
 
 @on_one_device
 def test_rows_of_several_documents_stay_apart():
     pair = [kind(GPT, Sharding.none(), rngs=nnx.Rngs(0)) for kind in (tiny_gpt_model, FastMiniGPT)]
     segments = np.arange(GPT.tokens)[None].repeat(B, 0) // 5
-    inputs = words(0)["inputs"]
+    inputs = WORDS[0]["inputs"]
     plain, fast = (model.hidden(inputs, segments=segments) for model in pair)
     np.testing.assert_allclose(plain, fast, rtol=1e-5, atol=1e-5)
     assert np.abs(fast - pair[1].hidden(inputs)).max() > 0.1
@@ -173,4 +150,4 @@ def test_rows_of_several_documents_stay_apart():
 def test_a_kernel_that_is_not_here_is_an_error_and_not_another_kernel():
     model = FastViT(CONFIG, Sharding.none(), rngs=nnx.Rngs(0), kernel="cudnn")
     with pytest.raises(RuntimeError, match="cuDNN"):
-        model(images(0)["inputs"])
+        model(PIXELS)

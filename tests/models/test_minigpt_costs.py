@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 from meshes import on_one_device
-from tiny_gpt import CONFIG, QUICKLY, mesh_of, tiny_state, weights
+from tiny_gpt import B, BATCHES, CONFIG, QUICKLY, compiled, mesh_of, tiny_state, weights
 from tiny_vit import KEY, RULES, run
 
 from meshbook import proofs
@@ -15,27 +15,10 @@ from meshbook.models import MiniGPTConfig, reference
 from meshbook.models.losses import language_loss
 from meshbook.planning import costs
 from meshbook.training import (
-    clipped, evaluate, fit, language_recipe, loss_and_metrics, train_step, value_and_gradients,
+    evaluate, fit, language_recipe, loss_and_metrics, value_and_gradients,
 )
 
-B, L = 16, CONFIG.layers
-
-
-def batch(seed):
-    tokens = np.random.default_rng(seed).integers(0, 250, (B, 17)).astype(np.int32)
-    return {"inputs": tokens[:, :-1], "labels": tokens[:, 1:]}
-
-
-BATCHES = [batch(seed) for seed in range(10)]
-CLIPPED = optax.chain(clipped(0.5), optax.sgd(0.5, momentum=0.0))
-
-
-@functools.cache
-def compiled(row="none", shape=(1, 1)):
-    state = tiny_state(row, shape, CLIPPED)
-    with jax.set_mesh(mesh_of(shape)):
-        step = train_step.lower(state, state.program.place(BATCHES[0]), KEY)
-    return state, step.compile(QUICKLY)
+L = CONFIG.layers
 
 
 @functools.cache

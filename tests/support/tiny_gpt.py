@@ -7,15 +7,27 @@ import optax
 from flax import nnx
 from flax.serialization import to_state_dict
 from jax.sharding import NamedSharding, PartitionSpec as P
-from tiny_vit import QUICKLY
+from tiny_vit import KEY, QUICKLY
 
 from meshbook.models import MiniGPT, MiniGPTConfig
 from meshbook.models.losses import language_loss
 from meshbook.sharding import Sharding, make_mesh
-from meshbook.training import TrainState, as_it_is, initialiser, take_apart
+from meshbook.training import (
+    TrainState, as_it_is, clipped, initialiser, take_apart, train_step,
+)
 
+B = 16
+CLIPPED = optax.chain(clipped(0.5), optax.sgd(0.5, momentum=0.0))  # every step's norm is above
 CONFIG = MiniGPTConfig(vocabulary=250, tokens=16, embed=32, hidden=64, heads=4, layers=2)
 ROWS = ("none", "data_parallel", "tensor_parallel", "fully_sharded")
+
+
+def batch(seed):
+    tokens = np.random.default_rng(seed).integers(0, 250, (B, 17)).astype(np.int32)
+    return {"inputs": tokens[:, :-1], "labels": tokens[:, 1:]}
+
+
+BATCHES = [batch(seed) for seed in range(10)]
 
 
 def build(config=CONFIG, sharding=Sharding.none()):
@@ -45,6 +57,15 @@ def tiny_state(row="none", shape=(1, 1), optimizer=optax.identity(), loss=langua
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
     arrays = place_all((np.int32(0), weights(), zeros), (P(), *program.specs), mesh)
     return TrainState(*arrays, program)
+
+
+@functools.cache
+def compiled(row="none", shape=(1, 1)):
+    """A state under clipped SGD, and its step as a program."""
+    state = tiny_state(row, shape, CLIPPED)
+    with jax.set_mesh(mesh_of(shape)):
+        step = train_step.lower(state, state.program.place(BATCHES[0]), KEY)
+    return state, step.compile(QUICKLY)
 
 
 def place_all(tree, specs, mesh):

@@ -1,4 +1,7 @@
-"""A tiny ViT and its batches, its training as one side of a proof, and where its tensors lie."""
+"""A tiny ViT: its states, its compiled steps, its batches, and where its tensors lie."""
+import dataclasses
+import functools
+
 import jax
 import numpy as np
 import optax
@@ -18,8 +21,13 @@ RULES = {
     "fully_sharded": TENSOR_PARALLEL | {"D": "batch"},
 }
 CONFIG = ViTConfig(embed=32, hidden=64, heads=4, layers=2, patch=8)
+STILL = dataclasses.replace(CONFIG, dropout=0.0)  # with `normalised`, nothing is drawn
 B = 16
 PREPARE = Preparation((0.5,) * 3, (0.25,) * 3, True)
+
+
+def normalised(inputs, key=None):
+    return PREPARE(inputs)
 
 
 def batch(seed, rows=B):
@@ -32,9 +40,30 @@ def batch(seed, rows=B):
 BATCHES = [batch(seed) for seed in range(20)]
 
 
-def make_state(row="none", shape=(1, 1), optimizer=optax.adam(1e-3), config=CONFIG):
-    make = lambda: ViT(config, getattr(Sharding, row)(), rngs=nnx.Rngs(0))
-    return training.create_state(make, optimizer, make_mesh(shape), PREPARE)
+ADAM, SGD = optax.adam(1e-3), optax.sgd(0.05, momentum=0.0)
+
+
+@functools.cache
+def first_state(row="none", shape=(1, 1), optimizer=ADAM, config=CONFIG, *, model=ViT,
+                prepare=PREPARE, loss=training.loss_and_metrics):
+    """The start of a training, made and compiled once for all tests: none may donate it."""
+    make = lambda: model(config, getattr(Sharding, row)(), rngs=nnx.Rngs(0))
+    return training.create_state(make, optimizer, make_mesh(shape), prepare, loss)
+
+
+def make_state(*arguments, **options):
+    """A copy of that start, whose steps are compiled once, too."""
+    start = first_state(*arguments, **options)
+    return jax.tree.map(lambda x: jax.device_put(x, x.sharding, may_alias=False), start)
+
+
+@functools.cache
+def compiled(row="none", shape=(1, 1), config=CONFIG, **options):
+    """A state under SGD, and its step as a program."""
+    state = first_state(row, shape, SGD, config, **options)
+    with jax.set_mesh(state.program.mesh):
+        step = training.train_step.lower(state, state.program.place(BATCHES[0]), KEY)
+    return state, step.compile(QUICKLY)
 
 
 def run(state, program=None):

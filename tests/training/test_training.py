@@ -8,7 +8,7 @@ import optax
 import pytest
 from flax import nnx
 from meshes import on_one_device
-from tiny_vit import B, BATCHES, CONFIG, KEY, PREPARE, QUICKLY, RULES, batch, make_state, run
+from tiny_vit import B, BATCHES, CONFIG, KEY, PREPARE, RULES, batch, compiled, make_state, run
 
 from meshbook import proofs
 from meshbook.hlo.collectives import Moved
@@ -16,19 +16,10 @@ from meshbook.models import ViT, ViTConfig, reference
 from meshbook.planning import costs
 from meshbook.sharding import Sharding, make_mesh
 from meshbook.training import (
-    create_state, evaluate, fit, initialiser, loss_and_metrics, recipe, take_apart, train_step,
+    create_state, evaluate, fit, initialiser, loss_and_metrics, recipe, take_apart,
 )
 
 SPLIT = ("tensor_parallel", "fully_sharded")
-
-
-@functools.cache
-def compiled(row="none", shape=(1, 1)):
-    """A state under SGD, and its step as a program; every test of both takes the same."""
-    state = make_state(row, shape, optax.sgd(0.05, momentum=0.0))
-    with jax.set_mesh(state.program.mesh):
-        step = train_step.lower(state, state.program.place(BATCHES[0]), KEY)
-    return state, step.compile(QUICKLY)
 
 
 @functools.cache
