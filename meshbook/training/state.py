@@ -212,7 +212,7 @@ def take_apart(
 def abstract_state(
     make_model: Callable, optimizer: optax.GradientTransformation,
     mesh: Mesh | None = None, prepare: Callable = as_it_is,
-    loss: Callable = loss_and_metrics,
+    loss: Callable = loss_and_metrics, rows: str | tuple[str, ...] = "batch",
 ):
     """What create_state would make, as shapes and layouts without arrays.
 
@@ -221,7 +221,7 @@ def abstract_state(
     """
     mesh = mesh or make_mesh((1, 1))
     with jax.set_mesh(mesh):
-        program = take_apart(make_model, optimizer, mesh, prepare, loss)
+        program = take_apart(make_model, optimizer, mesh, prepare, loss, rows)
         arrays = jax.eval_shape(partial(initial_arrays, make_model, program))
 
     def lay_out(x, spec):

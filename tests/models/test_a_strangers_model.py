@@ -15,7 +15,7 @@ from jax.nn.initializers import variance_scaling
 from meshbook import proofs
 from meshbook.models.layers import parameter
 from meshbook.sharding import Sharding, make_mesh
-from meshbook.training import compile_step, create_state, run
+from meshbook.training import abstract_state, compile_step, create_state, run
 
 L, E, B, D, F, C = 2, 4, 16, 8, 32, 6
 AXES = ("stage", "batch", "expert", "model")
@@ -110,6 +110,16 @@ def test_it_passes_the_four_proofs(shape):
     useful, factor = work(shape)
     proofs.assert_divided(program, mesh.size, useful, factor, rtol=1e-9)
     proofs.assert_donated(program, held + 4)
+
+
+def test_without_arrays_it_is_the_same_program():
+    make, optimizer = (lambda: Experts(RULES, rngs=nnx.Rngs(0))), optax.sgd(0.05, momentum=0.0)
+    mesh, rows = make_mesh((2, 2, 2, 1), AXES), ("batch", "expert")
+    made, shapes = (each(make, optimizer, mesh, rows=rows)
+                    for each in (create_state, abstract_state))
+    assert shapes.program.ways == made.program.ways == 4
+    for one, other in zip(*map(jax.tree.leaves, (made, shapes)), strict=True):
+        assert (one.shape, one.dtype, one.sharding) == (other.shape, other.dtype, other.sharding)
 
 
 def test_a_size_that_its_axis_cannot_divide_is_refused_by_its_letter():
