@@ -2,14 +2,11 @@
 
 The types of the package's arguments are checked whenever a test calls it.
 """
-import importlib.util
-
+import argument_types
 import jax
 import pytest
-from jaxtyping import install_import_hook
 
-if importlib.util.find_spec("beartype"):  # not where only programs for TPUs are compiled
-    install_import_hook("meshbook", "beartype.beartype")
+argument_types.check()
 
 from meshbook.sharding import make_mesh  # noqa: E402
 

@@ -9,8 +9,11 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+from execution import execute_stale
 from myst_nb.sphinx_ import NbMetadataCollector
+from sphinx.util import logging
 
+LOGGER = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("helpers.py", "meshbook/**/*.py", "requirements.lock", "results/*.json")
 SETTINGS = ("MESHBOOK_", "JAX_", "XLA_")
@@ -80,27 +83,25 @@ def failed(app, env, added, changed, removed):
     return [name for name, run in runs.items() if run and not run["succeeded"]]
 
 
-def begin(app, docname, source):
-    """Note when the reading of a page begins."""
-    app.meshbook_began = time.time()
+def execute(app, env, docnames):
+    """Execute the pages that are to be read, where the cache does not have them."""
+    app.meshbook_executed = execute_stale(env, docnames)
+    for name, page in app.meshbook_executed.items():
+        if page.error is not None:
+            LOGGER.warning("executing this page failed:\n%s", page.error[1], location=name)
 
 
 def report(app, doctree):
-    """Print one line for each page that has code."""
-    run = NbMetadataCollector.get_exec_data(app.env, app.env.docname)
-    if run is None:
-        return
-    name = Path(app.env.docname).name
-    print(f"  {name:30} {how(run, app.meshbook_began)}", flush=True)
-
-
-def how(run, began):
-    """Whether a page was executed now, and in how many seconds."""
-    if not run["succeeded"]:
-        return f"FAILED: {run['error']}"
-    if run["mtime"] < began:
-        return f"from cache (took {run['runtime']:.0f} s)"
-    return f"executed in {run['runtime']:.0f} s"
+    """Print a line for each page from the cache; remember of each that failed that it did."""
+    env, name = app.env, app.env.docname
+    page = app.meshbook_executed.get(name)
+    if page is not None and page.error is not None:
+        NbMetadataCollector.set_exec_data(env, name, {
+            "mtime": time.time(), "runtime": page.seconds, "method": "cache", "succeeded": False,
+            "error": page.error[0], "traceback": page.error[1]})
+    run = NbMetadataCollector.get_exec_data(env, name)
+    if page is None and run is not None:
+        print(f"  {Path(name).name:30} from cache (took {run['runtime']:.0f} s)", flush=True)
 
 
 def setup(app):
@@ -108,6 +109,6 @@ def setup(app):
     sys.stdout.reconfigure(line_buffering=True)
     app.connect("config-inited", choose_cache, priority=100)
     app.connect("env-get-outdated", failed)
-    app.connect("source-read", begin)
+    app.connect("env-before-read-docs", execute)
     app.connect("doctree-read", report)
     return {"parallel_read_safe": False, "parallel_write_safe": True}

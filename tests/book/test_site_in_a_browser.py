@@ -1,8 +1,12 @@
-"""The built site as a reader sees it: offline, on a phone, in the dark."""
+"""The built site as a reader sees it: offline, on a phone, in the dark, with axe-core's eyes."""
 
-from visits import PAGES, SITE, address, alone, each_page, each_theme, needed, visit  # noqa: F401
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from visits import PAGES, SITE, address, alone, needed, visit  # noqa: F401
 
 pytestmark = needed
+VIEWS = [(page, width, theme) for page in PAGES
+         for width, theme in ((390, "light"), (1440, "light"), (1440, "dark"))]
 
 # Text whose colour is too near to what lies under it: [contrast, text].
 FAINT = """limit => {
@@ -53,14 +57,39 @@ FAINT = """limit => {
 }"""
 
 
-@each_page
-def test_no_complaint_on_the_console(browser, address, page):
-    tab, complaints = visit(browser, address, page)
+@pytest.fixture(scope="module", params=VIEWS, ids=lambda view: f"{view[0]}-{view[1]}-{view[2]}")
+def view(request, browser, address):  # noqa: F811
+    """A page as it is seen: (tab, complaints, width, theme). It is loaded once for all tests."""
+    page, width, theme = request.param
+    tab, complaints = visit(browser, address, page, width, theme)
+    yield tab, complaints, width, theme
+    tab.context.close()
+
+
+def test_no_complaint_on_the_console(view):
+    tab, complaints, _, theme = view
     assert complaints == []
+    assert tab.evaluate("document.documentElement.dataset.theme") == theme
     assert tab.query_selector("mjx-merror") is None
     assert tab.evaluate("document.querySelectorAll('.math').length") == tab.evaluate(
         "document.querySelectorAll('.math mjx-container').length")
-    tab.context.close()
+
+
+def test_nothing_scrolls_sideways(view):
+    tab, _, width, _ = view
+    wide = tab.evaluate("document.documentElement.scrollWidth")
+    assert wide <= width, f"{wide} pixels wide"
+
+
+def test_all_text_can_be_read(view):
+    assert view[0].evaluate(FAINT, 4.5) == []
+
+
+def test_nothing_serious_keeps_a_page_from_those_who_do_not_see_it(view):
+    found = [(each["id"], [node["html"][:160] for node in each["nodes"]])
+             for each in Axe().run(view[0]).response["violations"]
+             if each["impact"] in ("serious", "critical")]
+    assert found == []
 
 
 def test_the_front_page_leads_to_the_preface(browser, address):
@@ -84,21 +113,4 @@ def test_a_page_is_printed_in_the_light_and_shown_again_in_the_dark(browser, add
     tab.pdf()
     assert tab.evaluate("printed") == "light"
     tab.wait_for_function("document.documentElement.dataset.theme === 'dark'")
-    tab.context.close()
-
-
-@each_page
-def test_nothing_scrolls_sideways_on_a_phone(browser, address, page):
-    tab, _ = visit(browser, address, page, width=390)
-    wide = tab.evaluate("document.documentElement.scrollWidth")
-    assert wide <= 390, f"{wide} pixels wide"
-    tab.context.close()
-
-
-@each_theme
-@each_page
-def test_all_text_can_be_read(browser, address, page, theme):
-    tab, _ = visit(browser, address, page, theme=theme)
-    assert tab.evaluate("document.documentElement.dataset.theme") == theme
-    assert tab.evaluate(FAINT, 4.5) == []
     tab.context.close()

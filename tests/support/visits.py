@@ -15,8 +15,6 @@ needed = [
     pytest.mark.skipif(not PAGES, reason="no site in _build/html: make book"),
     pytest.mark.skipif(not CHROMIUM, reason="no chromium on the PATH"),
 ]
-each_page = pytest.mark.parametrize("page", PAGES)
-each_theme = pytest.mark.parametrize("theme", ["light", "dark"])
 
 
 class Quiet(SimpleHTTPRequestHandler):

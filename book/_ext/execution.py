@@ -1,0 +1,111 @@
+"""Execute the pages that the cache does not have, two at a time, before Sphinx reads any.
+
+A page that measures time says `execution: {alone: true}` in its header, and runs when no other
+does. `seconds`, there too, says about how long a page takes: the longest begin first.
+"""
+
+import traceback
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from glob import escape
+from pathlib import Path
+
+from jupyter_cache import get_cache
+from jupyter_cache.base import CacheBundleIn
+from jupyter_cache.executors.utils import single_nb_execution
+from myst_nb.core.read import create_nb_reader
+
+TOGETHER = 2
+
+
+@dataclass
+class Page:
+    """A page with code: its name, its file, its cells, and once it has run, how that ended.
+
+    seconds: how long it took; error: the exception's name and its traceback, or None.
+    """
+
+    name: str
+    path: Path
+    notebook: dict
+    seconds: float | None = None
+    error: tuple | None = None
+
+    @property
+    def wants(self):
+        """What the page's header says of its execution."""
+        return self.notebook.metadata.get("execution", {})
+
+
+def read(env, name):
+    """A page as Sphinx will read it, or None where it has no code."""
+    path = Path(env.doc2path(name))
+    text = path.read_text("utf-8-sig")
+    reader = create_nb_reader(str(path), env.myst_config, env.mystnb_config, text)
+    return reader and Page(name, path, reader.read(text))
+
+
+def stale(env, names, cache):
+    """The pages among these that the cache does not have."""
+    for page in filter(None, (read(env, name) for name in names)):
+        try:
+            cache.match_cache_notebook(page.notebook)
+        except KeyError:
+            yield page
+
+
+def execute(page, timeout):
+    """Run a page's cells in a kernel of its own, in its folder; returns the page with outputs."""
+    try:
+        result = single_nb_execution(page.notebook, cwd=str(page.path.parent), timeout=timeout,
+                                     allow_errors=False)
+    except Exception as error:  # the kernel died, or never began
+        page.error = type(error).__name__, traceback.format_exc()
+        return page
+    page.seconds = result.time
+    if result.err is not None:
+        page.error = type(result.err).__name__, result.exc_string
+    return page
+
+
+def execute_all(pages, timeout, together=TOGETHER):
+    """Run pages side by side, the longest first, and then those alone that measure time.
+
+    Yields each page when it is done.
+    """
+    alone = [page for page in pages if page.wants.get("alone")]
+    shared = [page for page in pages if not page.wants.get("alone")]
+    shared.sort(key=lambda page: -page.wants.get("seconds", 0))
+    for group, workers in ((shared, together), (alone, 1)):
+        with ProcessPoolExecutor(workers) as pool:
+            running = [pool.submit(execute, page, timeout) for page in group]
+            for each in as_completed(running):
+                yield each.result()
+
+
+def keep(page, cache):
+    """Give the outputs of a page to the cache."""
+    data = {"execution_seconds": page.seconds}
+    cache.cache_notebook_bundle(CacheBundleIn(page.notebook, str(page.path), data=data),
+                                check_validity=False, overwrite=True)
+
+
+def execute_stale(env, names):
+    """Execute what is stale among these pages, and keep it: {name: page} of those.
+
+    Only this process writes the cache. A page that failed is not kept, and Sphinx is told not to
+    execute it once more.
+    """
+    config = env.mystnb_config
+    cache = get_cache(config.execution_cache_path)
+    done = {}
+    for page in execute_all(list(stale(env, names, cache)), config.execution_timeout):
+        done[page.name] = page
+        if page.error is None:
+            keep(page, cache)
+            print(f"  {page.path.stem:30} executed in {page.seconds:.0f} s", flush=True)
+        else:
+            config.execution_excludepatterns = [*config.execution_excludepatterns,
+                                                escape(page.path.as_posix())]
+            print(f"  {page.path.stem:30} FAILED: {page.error[0]}", flush=True)
+    return done
