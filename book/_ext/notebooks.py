@@ -163,8 +163,8 @@ def notebook(path, links):
 def _metadata(source):
     """What a notebook says of itself; a chapter may set its execution's timeout."""
     metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
-    execution = source.metadata.get("execution")
-    return {**metadata, "execution": dict(execution)} if execution else metadata
+    timeout = source.metadata.get("execution", {}).get("timeout")
+    return {**metadata, "execution": {"timeout": timeout}} if timeout else metadata
 
 
 def _cell(page, number, kind, text, metadata):
