@@ -23,8 +23,11 @@ book: $(VENV)/installed-$(VERSION)  ## execute every chapter, build the site
 	@$(BIN)/jupyter-book build . -q -n -W --keep-going
 	@echo "The book is at $(CURDIR)/_build/html/index.html"
 
+TESTS ?= notebooks tests
+REPORT ?= _build/tests.xml
 test: $(VENV)/installed-$(VERSION)  ## all tests; the chapters at the size "test"
-	MESHBOOK_SIZE=test $(BIN)/python -m pytest -n 2 --dist loadfile --nbmake tests notebooks
+	MESHBOOK_SIZE=test $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+		--nbmake --junitxml=$(REPORT) $(TESTS)
 
 environment: $(VENV)/installed-$(VERSION)  ## what book and test install, and no more
 
@@ -48,7 +51,7 @@ aot-all: $(AOT)/installed-$(VERSION)  ## and all other programs that the book ha
 	@$(AOT)/bin/python -m benchmarks.aot all
 
 test-aot: $(AOT)/installed-$(VERSION)  ## the tests that need the TPU's compiler
-	$(AOT)/bin/python -m pytest -o addopts=-ra -n 2 tests/planning/test_topologies.py
+	$(AOT)/bin/python -m pytest -o addopts=-ra -n 2 --junitxml=$(REPORT) tests/planning/test_topologies.py
 
 tensorboard: $(VENV)/installed-$(VERSION)  ## chapter 9's runs in TensorBoard, for this machine only
 	@$(BIN)/python -m meshbook.profiling.tensorboard _build/profiles

@@ -6,7 +6,7 @@ meshbook.faults.right_programs; meshbook.faults.gallery puts the proofs to them.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from meshbook.faults import right_programs, wrong_programs as wrong
 
@@ -81,3 +81,8 @@ FAULTS = (
     Fault("a wrong drawing", "drawn from the plan, not from the shards",
           ("drawn",), wrong.wrong_tiles),
 )
+
+
+def one_of_each(faults: Iterable):
+    """For each set of proofs that catch some of these faults, the last of those."""
+    return tuple({fault.caught_by: fault for fault in faults}.values())

@@ -16,6 +16,7 @@ from typing import Any
 BITS = {"pred": 8, "c64": 64, "c128": 128, "token": 0, "opaque": 0}
 # Strings come first, so that brackets and comments in them are left alone.
 TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[()\[\]{},\n]')
+STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.S)
 COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|/\*.*?\*/', re.S)
 HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+)(?: \(.*)? \{\s*")
 NAME = re.compile(r"\s*(ROOT )?%?([\w.\-]+) = ")
@@ -44,14 +45,41 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One line of a computation; `shape` is a Shape, or a tuple of them."""
+    """One line of a computation; `shape` is a Shape, or a tuple of them.
+
+    text: what stands behind the opcode, from its opening bracket. It is read when somebody asks
+    for what is in it: a program has thousands of lines, and most are asked for their opcode alone.
+    """
 
     name: str
     shape: object
     opcode: str
-    operands: tuple
-    literal: str
-    attributes: dict
+    text: str
+
+    @functools.cached_property
+    def _closes(self):
+        return _closing(self.text)
+
+    @property
+    def literal(self):
+        """What its brackets hold, as it is written: operands, a constant's value, a number."""
+        return self.text[1:self._closes]
+
+    @functools.cached_property
+    def operands(self):
+        """The names of its operands, in order."""
+        return tuple(_last_name(part) for part in split(self.literal, ",") if part.strip())
+
+    @functools.cached_property
+    def attributes(self):
+        """What stands behind its brackets, {key: value} as it is written."""
+        known = {}
+        for attribute in split(self.text[self._closes + 1:], ","):
+            key, _, value = attribute.strip().partition("=")
+            if key == "device_ids":  # the second half of replica_groups=mesh[...], device_ids=(...)
+                key, value = "replica_groups", known["replica_groups"] + value
+            known[key] = value
+        return known
 
     @property
     def op_name(self):
@@ -116,7 +144,7 @@ def _parsed(text):
         if header is None:
             header = None if line.startswith("HloModule") else HEADER.fullmatch(line)
         elif line.startswith("}"):
-            computations[header[2]] = _computation(header[2], "\n".join(body) + "\n")
+            computations[header[2]] = _computation(header[2], body)
             entry = header[2] if header[1] else entry
             header, body = None, []
         else:
@@ -135,33 +163,46 @@ def _header_number(text, key):
     return int(found[1]) if found else 1
 
 
-def _computation(name, body):
-    body = COMMENT.sub(lambda match: match[1] or "", body)
+def _computation(name, lines):
     instructions, root = {}, None
-    for statement in split(body, "\n"):
+    for statement in _statements(lines):
         if start := NAME.match(statement):
             instructions[start[2]] = _instruction(start[2], statement[start.end():])
             root = start[2] if start[1] else root
     return Computation(name, instructions, root or next(reversed(instructions), None))
 
 
+def _statements(lines):
+    """The lines without comments, joined where one ends within brackets or a string."""
+    depth, held, started = 0, [], ""
+    for line in lines:
+        line = started + line
+        if "/*" in line:
+            line = COMMENT.sub(lambda match: match[1] or "", line)
+        bare = STRING.sub("", line) if '"' in line else line
+        if '"' in bare:  # a string goes on in the next line
+            started = line + "\n"
+            continue
+        started = ""
+        held.append(line)
+        depth += sum(map(bare.count, "([{")) - sum(map(bare.count, ")]}"))
+        if depth == 0:
+            yield "\n".join(held)
+            held = []
+    if held or started:
+        raise ValueError(f"expected a closing bracket or quote in the HLO text, found none after "
+                         f"{(held + [started])[0][:60]!r}")
+
+
 def _instruction(name, text):
     shape, end = _shape(text, 0)
-    opcode, rest = text[end:].strip().split("(", 1)
-    end = _closing(rest)
-    literal, known = rest[:end], {}
-    for attribute in split(rest[end + 1:], ","):
-        key, _, value = attribute.strip().partition("=")
-        if key == "device_ids":  # the second half of replica_groups=mesh[...], device_ids=(...)
-            key, value = "replica_groups", known["replica_groups"] + value
-        known[key] = value
-    operands = tuple(_last_name(part) for part in split(literal, ",") if part.strip())
-    return Instruction(name, shape, opcode, operands, literal, known)
+    opcode, bracket, rest = text[end:].strip().partition("(")
+    return Instruction(name, shape, opcode, bracket + rest)
 
 
 def _closing(text):
-    """The position of the bracket that closes the one just before the text."""
-    depth = 1
+    """The position of the bracket that closes the one that a text begins with."""
+    depth = 0
     for token in TOKEN.finditer(text):
         depth += (token[0] in "([{") - (token[0] in ")]}")
         if depth == 0:
@@ -189,9 +230,13 @@ def _shape(text, at):
     found = ARRAY.match(text, at)
     if not found:
         raise ValueError(f"expected a shape in the HLO text, found {text[at:at + 60]!r}")
+    return _array(found[1], found[2]), found.end()
+
+
+@functools.lru_cache(maxsize=4096)  # a program has thousands of arrays of a few dozen shapes
+def _array(dtype, extents):
     # <=8: an extent that is known only when the program runs, by its bound
-    dims = tuple(int(dim.strip("<=")) for dim in found[2].split(",") if dim.strip())
-    return Shape(found[1], dims), found.end()
+    return Shape(dtype, tuple(int(dim.strip("<=")) for dim in extents.split(",") if dim.strip()))
 
 
 def split(text: str, separator: str):

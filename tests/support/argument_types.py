@@ -27,5 +27,5 @@ def check():
     from beartype.claw import beartype_package
 
     beartype_package("meshbook", conf=BeartypeConf(
-        claw_is_pep526=False, violation_type=jaxtyping.TypeCheckError))
+        claw_is_pep526=False, is_pep484_tower=True, violation_type=jaxtyping.TypeCheckError))
     jaxtyping.install_import_hook(with_shapes(), "beartype.beartype")
