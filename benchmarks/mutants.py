@@ -1,12 +1,13 @@
-"""Plant faults in the package, one at a time, and let the page that teaches the code find them.
+"""Plant faults in the package, one at a time, and let a page find them, or the tests of the code.
 
     python -m benchmarks.mutants             all of them, into results/mutants.json (make mutants)
     python -m benchmarks.mutants NAME ...    those whose names contain one of these, not recorded
 
 A fault of mutants.toml is one edit of a module, made in a copy of the book: in the module and in
 those cells of the page that have the same code. Then the page runs at the size "test", to its end
-or to the first cell that fails. What was found is kept in _build/mutants by a hash of the package
-and the page, so that a run that was stopped goes on.
+or to the first cell that fails. Code that no page teaches (the readers of HLO, checkpoints, loaders)
+has a file of tests in the page's place, which runs to its first failure. What was found is kept in
+_build/mutants by a hash of the package and the page, so that a run that was stopped goes on.
 """
 
 import hashlib
@@ -34,6 +35,7 @@ KEPT = ROOT / "_build" / "mutants"
 RECORD = ROOT / "results" / "mutants.json"
 CELL = re.compile(r"^```\{code-cell\}.*?^```$", re.DOTALL | re.MULTILINE)
 LIMIT = 900  # seconds for one page: what takes longer is a fault of this program
+BY = {"ProofFailed": "proof", "AssertionError": "assertion"}
 NOTHING_SAID = ("timed out", "killed")  # neither caught nor survived
 CRASHES = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGFPE, -signal.SIGILL, -signal.SIGBUS)
 TOGETHER = 2  # pages that run at the same time
@@ -43,7 +45,7 @@ TOGETHER = 2  # pages that run at the same time
 class Fault:
     """One edit of meshbook/<file>.py, old text to new, and the page that teaches what it breaks.
 
-    story: what went wrong, in a line. equivalent: why nothing that can be observed changes, for an
+    page: its name, or the path of a file of tests, tests/<folder>/test_<subject>.py. story: what went wrong, in a line. equivalent: why nothing that can be observed changes, for an
     edit of which that is claimed; then the page has to run to its end.
     """
 
@@ -76,9 +78,10 @@ def in_page(fault, text):
 
 def copy_book(folder):
     """What a page needs to run, in a folder; returns the folder."""
-    for name in ("meshbook", "results", "book"):
+    for name in ("meshbook", "results", "book", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "helpers.py", folder)
+    for name in ("helpers.py", "conftest.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
     return folder
 
 
@@ -86,14 +89,22 @@ def plant(fault, folder):
     """The fault in a copy of the book: in its module and in its page."""
     module = folder / "meshbook" / f"{fault.file}.py"
     module.write_text(in_module(fault, module.read_text("utf8")), "utf8")
-    page = folder / "book" / f"{fault.page}.md"
-    page.write_text(in_page(fault, page.read_text("utf8")), "utf8")
+    if not of_tests(fault.page):
+        page = folder / "book" / f"{fault.page}.md"
+        page.write_text(in_page(fault, page.read_text("utf8")), "utf8")
+
+
+def of_tests(page):
+    """Whether this is the path of a file of tests, and not the name of a page."""
+    return page.startswith("tests/")
 
 
 def fingerprint(folder, page):
     """A hash of everything in a copy that can change what a page does."""
-    paths = [folder / "helpers.py", folder / "book" / f"{page}.md",
-             folder / "book/_ext/run_chapter.py", *sorted(folder.glob("meshbook/**/*.py"))]
+    own = [folder / "conftest.py", *sorted(folder.glob("tests/**/*.py"))]
+    if not of_tests(page):
+        own = [folder / "book" / f"{page}.md", folder / "book/_ext/run_chapter.py"]
+    paths = [folder / "helpers.py", *own, *sorted(folder.glob("meshbook/**/*.py"))]
     digest = hashlib.sha256()
     for path in paths:
         digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
@@ -101,26 +112,29 @@ def fingerprint(folder, page):
 
 
 def environment(folder):
-    """Variables of a page's process; the programs that mutants share are compiled once."""
+    """Variables of a page's process; programs are compiled as in the tests (conftest.py)."""
     without = {name: value for name, value in os.environ.items()
                if name not in ("MESHBOOK_DATA", "PYTHONPATH")}
     return without | {
         "MESHBOOK_SIZE": "test", "PYTHONPATH": str(folder),
-        "JAX_COMPILATION_CACHE_DIR": str(KEPT / "compiled"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
     }
 
 
 def run_page(folder, page, limit=LIMIT):
     """Run a page of a copy: a dict of how it ended, the cell, what it said, and the seconds."""
-    command = [sys.executable, "book/_ext/run_chapter.py", f"book/{page}.md"]
+    command = ["book/_ext/run_chapter.py", f"book/{page}.md"]
+    if of_tests(page):
+        command = ["-m", "pytest", "-x", "-q", "--tb=short", page]
     begin = time.perf_counter()
     try:
-        done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True,
-                              text=True, errors="replace", timeout=limit)
-        text = (folder / "book" / f"{page}.md").read_text("utf8")
-        found = ending(done.returncode, done.stderr, page, text)
+        done = subprocess.run([sys.executable, *command], cwd=folder, env=environment(folder),
+                              capture_output=True, text=True, errors="replace", timeout=limit)
+        if of_tests(page):
+            found = ending_of_tests(done.returncode, done.stdout)
+        else:
+            text = (folder / "book" / f"{page}.md").read_text("utf8")
+            found = ending(done.returncode, done.stderr, page, text)
     except subprocess.TimeoutExpired:
         found = {"ended": "timed out", "cell": None, "says": f"not done after {limit} s"}
     return found | {"seconds": round(time.perf_counter() - begin, 1)}
@@ -141,9 +155,24 @@ def ending(code, stderr, page, text):
     if frames and not says:  # an assertion without words
         cell, line = map(int, frames[-1])
         says = cells(text, "picture")[cell - 1].splitlines()[line - 1].strip()
-    how = {"ProofFailed": "proof", "AssertionError": "assertion"}.get(kind, "error")
-    return {"ended": how, "cell": int(frames[0][0]) if frames else None,
+    return {"ended": BY.get(kind, "error"), "cell": int(frames[0][0]) if frames else None,
             "says": f"{kind}: {says}"[:240]}
+
+
+def ending_of_tests(code, stdout):
+    """The same of a file of tests, whose first failure pytest reports; "cell" is that test."""
+    if code == 0:
+        return {"ended": "survived", "cell": None, "says": ""}
+    if code in (-signal.SIGTERM, -signal.SIGKILL):
+        return {"ended": "killed", "cell": None, "says": f"by signal {-code}"}
+    said = re.findall(r"^E +(\S.*)$", stdout, re.MULTILINE)
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+?)(?: - (.*))?$", stdout, re.MULTILINE)
+    # "assert 1 == 2" stands alone: pytest leaves out the name of an assertion's error
+    kind = re.match(r"(?:[\w.]+\.)?(\w+)(?:: |$)|assert ", said[0] if said else "nothing said")
+    kind = (kind[1] or "AssertionError") if kind else "error"
+    return {"ended": BY.get(kind, "error"),
+            "cell": failed[0][0].rpartition("::")[2] if failed else None,
+            "says": (said[0] if said else f"exit status {code}: {stdout.strip()[-160:]}")[:240]}
 
 
 def raised(stderr):
@@ -203,7 +232,7 @@ def examine(chosen):
         found = attempt(fault.page, fault)
         row = {"name": fault.name, "file": fault.file, "page": fault.page, "story": fault.story,
                "verdict": verdict(fault, found), **found}
-        where = f"cell {found['cell']}, {found['says']}" if found["cell"] else found["says"]
+        where = f"at {found['cell']}: {found['says']}" if found["cell"] else found["says"]
         print(f"{row['verdict']:10} {fault.name} ({fault.page}, {found['seconds']:.0f} s) {where}",
               flush=True)
         return row | ({"equivalent": fault.equivalent} if fault.equivalent else {})

@@ -35,7 +35,7 @@ class Moved(NamedTuple):
     """
 
     count: int | None
-    bytes: int
+    bytes: int | float
 
 
 class Traffic(dict):

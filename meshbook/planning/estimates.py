@@ -4,7 +4,6 @@ The sums of `meshbook.planning.costs` for one choice of model, sizes, mesh, pres
 rules, batch and device. The calculator on the site is the same in JavaScript; a test compares the
 two.
 """
-from __future__ import annotations
 
 from collections.abc import Mapping
 from types import SimpleNamespace

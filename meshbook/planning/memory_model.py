@@ -4,8 +4,6 @@
 keeps some arrays in the chip's own memory instead, and leaves gaps between buffers. Here its
 answers are compared with the formula, constants are fitted to them, and the fit is cross-validated.
 """
-from __future__ import annotations
-
 import itertools
 import re
 import statistics
@@ -29,9 +27,9 @@ class Cell(NamedTuple):
 
     name: str
     tpu: str
-    formula: int
-    live: int
-    peak: int
+    formula: int | float
+    live: int | float
+    peak: int | float
 
 
 class Errors(NamedTuple):

@@ -38,14 +38,14 @@ NAMED_MOVE = re.compile(
 
 
 class Event(NamedTuple):
-    """One execution of an operation, in ns; `run` numbers the program's runs, None is unknown."""
+    """One execution of an operation, in ns; `run` tells the program's runs apart, None is unknown."""
 
     device: int
     program: str
     operation: str
     start: float
     end: float
-    run: int | None
+    run: float | None
     line: str
     kernel: str
 

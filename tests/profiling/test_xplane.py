@@ -68,8 +68,8 @@ def test_a_gpus_streams_are_read_and_its_steps_are_found_by_turn(tmp_path):
     steps = collections.Counter((each.operation, each.step) for each in found.records)
     assert steps == {("fusion.1", 5): 2, ("fusion.1", 6): 2, ("fusion.2", 5): 4,
                      ("fusion.2", 6): 4, ("psum.3", 5): 1, ("psum.3", 6): 1, ("MemcpyD2D", None): 1}
-    assert found.only(device=0).gaps() == [
-        Gap(0, pytest.approx(0.05), pytest.approx(0.05), 6)]  # what overlaps leaves no gap
+    (gap,) = found.only(device=0).gaps()  # what overlaps leaves no gap
+    assert gap == pytest.approx(Gap(0, 0.05, 0.05, 6))
 
 
 def test_a_tpus_line_of_operations_is_read_without_the_loop_around_them(tmp_path):

@@ -17,6 +17,8 @@ MODULES = {
     "sharding", "data/augmentation", "data/images", "data/tokens", "models/generation",
     "models/layers", "models/losses", "models/minigpt", "models/vit", "training/loop",
     "training/optimizers", "training/state",
+    "hlo/collectives", "hlo/execution", "hlo/flops", "hlo/module", "hlo/replica_groups", "hlo/wire",
+    "saving/checkpoint_files", "saving/checkpoints", "saving/manifests",
 }
 
 
@@ -28,11 +30,14 @@ def test_there_are_enough_faults_of_every_module():
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_is_one_edit_of_its_module_and_the_same_edit_of_its_page(fault):
     sound = (ROOT / "meshbook" / f"{fault.file}.py").read_text("utf8")
-    page = (ROOT / "book" / f"{fault.page}.md").read_text("utf8")
     faulty = mutants.in_module(fault, sound)
     compile(faulty, fault.file, "exec")
     before, after = definitions(sound), definitions(faulty)
     assert before != after
+    if mutants.of_tests(fault.page):
+        assert (ROOT / fault.page).exists()
+        return
+    page = (ROOT / "book" / f"{fault.page}.md").read_text("utf8")
     shown = dict(pair for code in cells(page) for pair in definitions(code).items())
     edited = dict(pair for code in cells(mutants.in_page(fault, page))
                   for pair in definitions(code).items())
@@ -80,6 +85,24 @@ def test_how_a_page_ends_is_told(tmp_path, code, ended, says):
     found = mutants.run_page(book_of_one_page(tmp_path, code), "a-page")
     assert found["ended"] == ended and found["says"].startswith(says)
     assert found["cell"] == (2 if "Error" in says or "Failed" in says else None)
+
+
+@pytest.mark.parametrize("code, ended, at, says", [
+    ("def test_a():\n    assert 1", "survived", None, ""),
+    ("def test_a():\n    assert 1 + 1 == 3", "assertion", "test_a", "assert (1 + 1) == 3"),
+    ("def test_a():\n    assert 1 + 1 == 3, 'one'", "assertion", "test_a", "AssertionError: one"),
+    ("def test_a():\n    {}['a']", "error", "test_a", "KeyError: 'a'"),
+    ("class ProofFailed(AssertionError): pass\ndef test_a():\n    raise ProofFailed('no')", "proof",
+     "test_a", "test_page.ProofFailed: no"),
+    ("import nothing_at_all", "error", None, "ModuleNotFoundError: No module named"),
+])
+def test_how_a_file_of_tests_ends_is_told(tmp_path, code, ended, at, says):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_page.py").write_text(code)
+    found = mutants.run_page(tmp_path, "tests/test_page.py")
+    assert found["ended"] == ended and found["says"].startswith(says)
+    if at:
+        assert found["cell"] == at
 
 
 def test_a_page_that_does_not_end_is_not_a_catch(tmp_path):

@@ -1,6 +1,6 @@
 """What some code defines, as syntax trees that can be compared."""
 import ast
-
+import functools
 
 class Bare(ast.NodeTransformer):
     """The syntax tree without docstrings and annotations."""
@@ -21,6 +21,7 @@ class Bare(ast.NodeTransformer):
         return node
 
 
+@functools.cache
 def definitions(code):
     """{name: syntax tree} of the functions, classes and constants at the top of some code."""
     found = {}
