@@ -1,7 +1,7 @@
 """Plant faults in the package, one at a time, and let a page find them, or the tests of the code.
 
     python -m benchmarks.mutants             all of them, into results/mutants.json (make mutants)
-    python -m benchmarks.mutants NAME ...    those whose names contain one of these, not recorded
+    python -m benchmarks.mutants NAME ...    those whose names contain one of these, into it as well
 
 A fault of mutants.toml is one edit of a module, made in a copy of the book: in the module and in
 those cells of the page that have the same code. Then the page runs at the size "test", to its end
@@ -35,7 +35,7 @@ KEPT = ROOT / "_build" / "mutants"
 RECORD = ROOT / "results" / "mutants.json"
 CELL = re.compile(r"^```\{code-cell\}.*?^```$", re.DOTALL | re.MULTILINE)
 LIMIT = 900  # seconds for one page: what takes longer is a fault of this program
-BY = {"ProofFailed": "proof", "AssertionError": "assertion"}
+BY = {"ProofFailed": "proof", "AssertionError": "assertion", "Failed": "assertion"}
 NOTHING_SAID = ("timed out", "killed")  # neither caught nor survived
 CRASHES = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGFPE, -signal.SIGILL, -signal.SIGBUS)
 TOGETHER = 2  # pages that run at the same time
@@ -166,12 +166,12 @@ def ending_of_tests(code, stdout):
     if code in (-signal.SIGTERM, -signal.SIGKILL):
         return {"ended": "killed", "cell": None, "says": f"by signal {-code}"}
     said = re.findall(r"^E +(\S.*)$", stdout, re.MULTILINE)
-    failed = re.findall(r"^(?:FAILED|ERROR) (\S+?)(?: - (.*))?$", stdout, re.MULTILINE)
+    failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", stdout, re.MULTILINE)
     # "assert 1 == 2" stands alone: pytest leaves out the name of an assertion's error
     kind = re.match(r"(?:[\w.]+\.)?(\w+)(?:: |$)|assert ", said[0] if said else "nothing said")
     kind = (kind[1] or "AssertionError") if kind else "error"
     return {"ended": BY.get(kind, "error"),
-            "cell": failed[0][0].rpartition("::")[2] if failed else None,
+            "cell": failed[0].rpartition("::")[2] if failed else None,
             "says": (said[0] if said else f"exit status {code}: {stdout.strip()[-160:]}")[:240]}
 
 
@@ -250,16 +250,32 @@ def score(rows):
             "equivalent": verdicts.count("equivalent"), "survived": verdicts.count("survived")}
 
 
+def merged(before, rows, source):
+    """The record with these rows in the place of what it had; whose run they are stands in "later"."""
+    done = {row["name"]: row for row in rows}
+    found = {row["name"]: row for row in before["mutants"]} | done
+    ordered = [found[fault.name] for fault in faults() if fault.name in found]
+    runs = [run | {"faults": [name for name in run["faults"] if name not in done]}
+            for run in before.get("later", [])]
+    later = [run for run in runs if run["faults"]] + [source | {"faults": list(done)}]
+    return before | {"later": later, "score": score(ordered), "mutants": ordered}
+
+
 def main(words):
     chosen = [fault for fault in faults()
               if not words or any(word in fault.name for word in words)]
     seconds = sound(sorted({fault.page for fault in chosen}))
     rows = examine(chosen)
     seconds += sum(row["seconds"] for row in rows)
-    record = {"provenance": {"machine": machine(), **provenance("make mutants")}, "size": "test",
-              "minutes": round(seconds / 60 / TOGETHER), "score": score(rows), "mutants": rows}
-    print(json.dumps(record["score"]))
-    if not words:
+    command = f"python -m benchmarks.mutants {' '.join(words)}" if words else "make mutants"
+    source = {"machine": machine(), **provenance(command)}
+    if words and RECORD.exists():
+        record = merged(json.loads(RECORD.read_text("utf8")), rows, source)
+    else:
+        record = {"provenance": source, "size": "test", "minutes": round(seconds / 60 / TOGETHER),
+                  "score": score(rows), "mutants": rows}
+    print(json.dumps(score(rows)))
+    if not words or RECORD.exists():
         RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf8")
     open_questions = [row["name"] for row in rows if row["verdict"] not in ("caught", "equivalent")]
     if open_questions:

@@ -19,6 +19,24 @@ def compiled(f, *shapes):
     return jax.jit(f).lower(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)).compile()
 
 
+@pytest.mark.parametrize("dtype, size", [("pred", 3), ("s4", 2), ("bf16", 6), ("f8e4m3fn", 3)])
+def test_bits_fill_whole_bytes(dtype, size):
+    assert module.Shape(dtype, (3,)).bytes == size
+
+
+def test_a_loops_condition_is_asked_once_more_than_its_body_runs():
+    state = "%p = (s32[], f32[4,4]) parameter(0)"
+    square = ("%x = f32[4,4] get-tuple-element(%p), index=1\n"
+              "  %d = f32[4,4] dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}")
+    text = (f"HloModule m\n\n%body (p: s32[]) -> s32[] {{\n  ROOT {state}\n}}\n\n"
+            f"%cond (p: s32[]) -> pred[] {{\n  {state}\n  {square}\n"
+            "  ROOT %true = pred[] constant(true)\n}\n\n"
+            f"ENTRY %main (p: s32[]) -> s32[] {{\n  {state}\n  ROOT %loop = (s32[], f32[4,4]) "
+            'while(%p), condition=%cond, body=%body, '
+            'backend_config={"known_trip_count":{"n":"3"}}\n}\n')
+    assert work(text) == 4 * 2 * 4**3
+
+
 def test_nested_loops_multiply():
     def f(x):
         inner = lambda x: jax.lax.fori_loop(2, 12, lambda i, y: jnp.tanh(y @ y), x)

@@ -35,6 +35,9 @@ def forward():
     return jax.jit(state().program.apply)
 
 
+drawn = jax.jit(draw, static_argnums=(4, 5))
+
+
 def uncached(row, prompt, temperature=1.0, top_k=None, top_p=None):
     """The same text with a whole forward pass of the window for each token."""
     text = list(prompt)
@@ -44,7 +47,7 @@ def uncached(row, prompt, temperature=1.0, top_k=None, top_p=None):
         logits_1V = forward()(state().params, tokens)[:, len(seen) - 1]
         chances = jax.random.uniform(jax.random.fold_in(KEY, number), (len(PROMPTS),))
         choice = temperature, 1.0 if top_p is None else top_p, top_k, top_p is not None
-        text.append(int(draw(logits_1V, chances[row:row + 1], *choice)[0]))
+        text.append(int(drawn(logits_1V, chances[row:row + 1], *choice)[0]))
     return text[len(prompt):]
 
 

@@ -132,6 +132,20 @@ def test_a_fault_changes_what_an_outcome_is_kept_under(tmp_path):
     assert before != mutants.fingerprint(book, FAULTS[0].page)
 
 
+def test_a_run_of_some_faults_says_which_and_leaves_the_others_their_provenance():
+    row = lambda name, verdict: {"name": name, "verdict": verdict, "ended": "proof"}
+    names = [fault.name for fault in FAULTS[:3]]
+    before = {"provenance": "old", "minutes": 9, "mutants": [row(names[0], "caught"),
+                                                             row(names[1], "survived")]}
+    some = mutants.merged(before, [row(each, "caught") for each in names[:0:-1]], {"commit": "new"})
+    assert [each["name"] for each in some["mutants"]] == names
+    assert some["score"]["caught"] == 3 and some["provenance"] == "old" and some["minutes"] == 9
+    assert some["later"] == [{"commit": "new", "faults": names[:0:-1]}]
+    last = mutants.merged(some, [row(names[2], "caught")], {"commit": "last"})
+    assert last["later"] == [{"commit": "new", "faults": [names[1]]},
+                             {"commit": "last", "faults": [names[2]]}]
+
+
 @pytest.mark.skipif(not mutants.RECORD.exists(), reason="no whole run is recorded: make mutants")
 def test_the_record_is_of_these_faults_and_answers_for_each():
     record = json.loads(mutants.RECORD.read_text("utf8"))
