@@ -132,6 +132,15 @@ def test_groups_in_every_spelling():
     assert replica_groups("mesh['a'=2,'b'=2]device_ids=(0,3,1,2) {'b'}") == [[0, 3], [1, 2]]
 
 
+def test_the_order_of_a_meshs_devices_belongs_to_its_groups():
+    text = ("HloModule m, num_partitions=4\n\nENTRY %main (p: f32[4]) -> f32[4] {\n"
+            "  %p = f32[4] parameter(0)\n  ROOT %sum = f32[4] all-reduce(%p), channel_id=1, "
+            "replica_groups=mesh['a'=2,'b'=2], device_ids=(0,3,1,2) {'b'}, to_apply=%add\n}\n")
+    found = module.parse(text).computations["main"]["sum"].attributes
+    assert replica_groups(found["replica_groups"]) == [[0, 3], [1, 2]]
+    assert found["to_apply"] == "%add"
+
+
 HEADER = "HloModule test, num_partitions=8\n\nENTRY %main (p: f32[8,4]) -> f32[8,4] {\n"
 ALL = "replica_groups={{0,1,2,3,4,5,6,7}}, use_global_device_ids=true"
 
