@@ -38,7 +38,7 @@ NAMED_MOVE = re.compile(
 
 
 class Event(NamedTuple):
-    """One execution of an operation, in ns; `run` tells the program's runs apart, None is unknown."""
+    """One execution of an operation, in ns; `run` tells the program's runs apart (None: unknown)."""
 
     device: int
     program: str
