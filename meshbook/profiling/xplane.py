@@ -38,7 +38,7 @@ NAMED_MOVE = re.compile(
 
 
 class Event(NamedTuple):
-    """One execution of an operation, in ns; `run` tells the program's runs apart (None: unknown)."""
+    """One execution of an operation, in ns; `run` tells those of the program apart, if known."""
 
     device: int
     program: str
