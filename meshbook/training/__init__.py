@@ -7,13 +7,13 @@ from meshbook.training.optimizers import (
     clipped, decayed, found_in, language_recipe, last_gradients, recipe, weights_of_moments
 )
 from meshbook.training.state import (
-    Program, TrainState, abstract_state, as_it_is, check_labels, compiled_fast, create_state,
+    Program, TrainState, abstract_state, as_it_is, check_labels, create_state,
     initialiser, loss_and_metrics, nested, take_apart, weighted_mean
 )
 
 __all__ = [
     "Program", "TrainState", "abstract_state", "as_it_is", "check_labels", "clipped",
-    "compile_step", "compiled_fast", "create_state", "decayed", "evaluate", "evaluation_step",
+    "compile_step", "create_state", "decayed", "evaluate", "evaluation_step",
     "fit", "found_in", "initialiser", "language_recipe", "last_gradients", "loss_and_metrics",
     "nested", "recipe", "run", "take_apart", "train_step", "value_and_gradients",
     "weighted_mean", "weights_of_moments",

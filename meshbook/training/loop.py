@@ -17,10 +17,11 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 from jaxtyping import Array
 
 from meshbook import proofs
+from meshbook.sharding import compiled_fast
 from meshbook.training.optimizers import (
     found_in, last_gradients, weights_of_moments
 )
-from meshbook.training.state import TrainState, compiled_fast
+from meshbook.training.state import TrainState
 
 
 def value_and_gradients(

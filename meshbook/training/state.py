@@ -21,7 +21,7 @@ from flax.serialization import from_state_dict, to_state_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from jaxtyping import Array, Shaped
 
-from meshbook.sharding import axes_of, make_mesh, place
+from meshbook.sharding import axes_of, compiled_fast, make_mesh, place
 
 
 def weighted_mean(
@@ -240,11 +240,7 @@ def initial_arrays(make_model: Callable, program: Program):
 
 
 def initialiser(make_model: Callable, program: Program):
-    """A jitted function that makes the initial arrays, each in place.
-
-    It runs once: where the devices are CPUs, LLVM takes a third of the time
-    over it, for the same HLO.
-    """
+    """A jitted function that makes the initial arrays, each in place; it runs once."""
     layouts = jax.tree.map(
         partial(NamedSharding, program.mesh), (P(), *program.specs)
     )
@@ -252,9 +248,3 @@ def initialiser(make_model: Callable, program: Program):
         partial(initial_arrays, make_model, program), out_shardings=layouts,
         compiler_options=compiled_fast(program.mesh),
     )
-
-
-def compiled_fast(mesh: Mesh) -> dict:
-    """Compiler options for what runs a few times: the same HLO, and on a CPU less LLVM."""
-    on_cpu = mesh.devices.flat[0].platform == "cpu"
-    return {"xla_backend_optimization_level": 0} if on_cpu else {}

@@ -8,6 +8,10 @@ pytestmark = needed
 VIEWS = [(page, width, theme) for page in PAGES
          for width, theme in ((390, "light"), (1440, "light"), (1440, "dark"))]
 
+CONTRAST = "color-contrast"
+# What test_all_text_can_be_read, which is stricter and ten times as fast, does not look at.
+AROUND = {"include": [["html"], ["article button"]], "exclude": [["article"]]}
+
 # Text whose colour is too near to what lies under it: [contrast, text].
 FAINT = """limit => {
   const parse = text => {
@@ -85,11 +89,28 @@ def test_all_text_can_be_read(view):
     assert view[0].evaluate(FAINT, 4.5) == []
 
 
+def serious(tab, context=None, **options):
+    """What axe-core finds there: [(rule, [the first characters of each element])]."""
+    found = Axe().run(tab, context, {"resultTypes": ["violations"]} | options)
+    return [(each["id"], [node["html"][:160] for node in each["nodes"]])
+            for each in found.response["violations"] if each["impact"] in ("serious", "critical")]
+
+
 def test_nothing_serious_keeps_a_page_from_those_who_do_not_see_it(view):
-    found = [(each["id"], [node["html"][:160] for node in each["nodes"]])
-             for each in Axe().run(view[0]).response["violations"]
-             if each["impact"] in ("serious", "critical")]
-    assert found == []
+    assert serious(view[0], rules={CONTRAST: {"enabled": False}}) == []
+    assert serious(view[0], AROUND, runOnly=[CONTRAST]) == []
+
+
+@pytest.mark.parametrize("selector", ("article button", ".bd-sidebar a"))
+def test_what_the_look_at_the_article_leaves_out_is_seen(browser, address, selector):  # noqa: F811
+    tab, _ = visit(browser, address, PAGES[0])
+    tab.evaluate("document.querySelector('article').prepend(document.createElement('button'))")
+    tab.evaluate("document.querySelector('article button').append('Run')")
+    assert serious(tab, AROUND, runOnly=[CONTRAST]) == []
+    tab.add_style_tag(content=f"{selector} {{color: #ddd !important; background: #fff}}")
+    (rule, elements), = serious(tab, AROUND, runOnly=[CONTRAST])
+    assert rule == CONTRAST and elements
+    tab.context.close()
 
 
 def test_the_front_page_leads_to_the_preface(browser, address):

@@ -24,7 +24,6 @@ RELAXED = dict(derandomize=True, deadline=None, database=None,
 SIZES = ((8, 4, 8, 16), (16, 3, 16, 32), (16, 1, 32, 16), (24, 5, 8, 40), (32, 2, 24, 48))
 MESHES = ((8, 1), (4, 2), (2, 4), (1, 8), (2, 2), (1, 2), (4, 1))
 RATE, STEPS = 0.1, 20
-QUICKLY = {"xla_backend_optimization_level": 0}  # the same HLO, half the compile time
 
 
 def mesh_of(shape, kind):
@@ -141,7 +140,7 @@ def held_by_each(mesh, layout, sizes, blocks):
 def single(sizes, blocks, scanned):
     """The reference on one device, compiled."""
     step = jax.jit(step_with(jax.value_and_grad(loss_with(block_auto))), donate_argnums=0)
-    return step.lower(weights(sizes, blocks, scanned), batch_of(sizes, 0)).compile(QUICKLY)
+    return step.lower(weights(sizes, blocks, scanned), batch_of(sizes, 0)).compile()
 
 
 def run(step, state, place):
@@ -167,7 +166,7 @@ def test_correct_programs_pass_all_proofs(shape, sizes, blocks, scanned, program
     with jax.set_mesh(mesh):
         step = jax.jit(step_with(value_and_grad(mesh, means, layout, specs)), donate_argnums=0,
                        out_shardings=(places, {"loss": None, "gradients": places}))
-        compiled = step.lower(state, place(batch_of(sizes, 0))).compile(QUICKLY)
+        compiled = step.lower(state, place(batch_of(sizes, 0))).compile()
     batches = [batch_of(sizes, number) for number in range(STEPS)]
     reference = jax.device_put(weights(sizes, blocks, scanned), jax.devices()[0])
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from test_losses import (
     B, CHUNK, D, HEAD, LABELS, T, V, VOCABULARY, WEIGHT, assert_equal, compiled, expected)
-from tiny_gpt import QUICKLY, ROWS, mesh_of
+from tiny_gpt import ROWS, mesh_of
 
 from benchmarks.odds_kernel import kernel_odds
 from meshbook import proofs
@@ -81,7 +81,7 @@ def test_a_tie_for_the_largest_logit_counts_as_right():
 
 @pytest.mark.usefixtures("one_device")
 def test_the_logits_are_never_all_there():
-    program = jax.jit(jax.grad(lambda head: one_pass(head, LABELS)[0])).lower(HEAD).compile(QUICKLY)
+    program = jax.jit(jax.grad(lambda head: one_pass(head, LABELS)[0])).lower(HEAD).compile()
     largest = max(each.shape.size for computation in module.parse(program).computations.values()
                   for each in computation.instructions.values()
                   if not isinstance(each.shape, tuple))
@@ -90,7 +90,7 @@ def test_the_logits_are_never_all_there():
 
 @pytest.mark.usefixtures("one_device")
 def test_evaluation_makes_no_gradients():
-    program = jax.jit(one_pass).lower(HEAD, LABELS).compile(QUICKLY)
+    program = jax.jit(one_pass).lower(HEAD, LABELS).compile()
     assert proofs.work(program) == 2 * B * T * D * V
 
 

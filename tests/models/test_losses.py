@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from tiny_gpt import QUICKLY, ROWS, mesh_of, place_all
+from tiny_gpt import ROWS, mesh_of, place_all
 
 from meshbook import proofs
 from meshbook.hlo import module
@@ -56,7 +56,7 @@ def compiled(loss, row="none", shape=(1, 1), weighted=False):
     arguments = place_all(arguments, tuple(specs), mesh)
     with jax.set_mesh(mesh):
         run = jax.jit(jax.value_and_grad(loss, has_aux=True))
-        program = run.lower(*arguments).compile(QUICKLY)
+        program = run.lower(*arguments).compile()
     return program, program(*arguments)
 
 
@@ -120,7 +120,7 @@ def test_half_precision_keeps_its_types_and_a_float32_loss(dtype):
 
 @pytest.mark.usefixtures("one_device")
 def test_evaluation_makes_no_gradients():
-    program = jax.jit(chunked).lower(HEAD, LABELS).compile(QUICKLY)
+    program = jax.jit(chunked).lower(HEAD, LABELS).compile()
     assert proofs.work(program) == 2 * B * T * D * V
 
 
@@ -154,7 +154,7 @@ def full_size(loss, shape):
 
     with jax.set_mesh(mesh):
         run = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(head, labels)
-    return run.compile(QUICKLY).memory_analysis().temp_size_in_bytes
+    return run.compile().memory_analysis().temp_size_in_bytes
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (8, 1), (4, 2)])
@@ -226,6 +226,6 @@ def trained(loss, mesh, specs):
 
     where = jax.tree.map(lambda x: x.sharding, head), None
     with jax.set_mesh(mesh):
-        program = jax.jit(step, out_shardings=where).lower(head, put(LABELS)).compile(QUICKLY)
+        program = jax.jit(step, out_shardings=where).lower(head, put(LABELS)).compile()
     return program, proofs.Run(
         lambda head, labels: program(head, put(labels)), head, params=lambda head: head)

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 from meshes import on_one_device
 from test_vit import all_equations
-from tiny_gpt import CONFIG, QUICKLY, ROWS, build, place_all, tiny_state, weights
+from tiny_gpt import CONFIG, ROWS, build, place_all, tiny_state, weights
 
 from meshbook.hlo import module
 from meshbook.models import MiniGPTConfig
@@ -35,7 +35,7 @@ def compiled(program, *names):
     batch = program.place({name: TOKENS for name in names})
     params = place_all(weights(), program.specs[0], program.mesh)
     with jax.set_mesh(program.mesh):
-        return jax.jit(apply).lower(params, batch).compile(QUICKLY)
+        return jax.jit(apply).lower(params, batch).compile()
 
 
 def logits(state, tokens=TOKENS, **documents):
@@ -115,7 +115,7 @@ def test_tokens_that_do_not_exist_are_never_likely_and_have_no_gradient():
         scores = state().program.apply(params, tokens)
         return optax.softmax_cross_entropy_with_integer_labels(scores, tokens).mean()
 
-    grads = jax.jit(jax.grad(loss)).lower(state().params, TOKENS).compile(QUICKLY)(
+    grads = jax.jit(jax.grad(loss)).lower(state().params, TOKENS).compile()(
         state().params, TOKENS)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
     assert not np.asarray(grads["w_head_DV"])[:, 250:].any()

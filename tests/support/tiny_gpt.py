@@ -7,7 +7,7 @@ import optax
 from flax import nnx
 from flax.serialization import to_state_dict
 from jax.sharding import NamedSharding, PartitionSpec as P
-from tiny_vit import KEY, QUICKLY
+from tiny_vit import KEY
 
 from meshbook.models import MiniGPT, MiniGPTConfig
 from meshbook.models.losses import language_loss
@@ -40,7 +40,7 @@ def weights():
     make, mesh = (lambda: build()), mesh_of((1, 1))
     with jax.set_mesh(mesh):
         init = initialiser(make, take_apart(make, optax.identity(), mesh, as_it_is))
-        return jax.tree.map(np.asarray, init.lower().compile(QUICKLY)()[1])
+        return jax.tree.map(np.asarray, init.lower().compile()()[1])
 
 
 @functools.cache
@@ -65,7 +65,7 @@ def compiled(row="none", shape=(1, 1)):
     state = tiny_state(row, shape, CLIPPED)
     with jax.set_mesh(mesh_of(shape)):
         step = train_step.lower(state, state.program.place(BATCHES[0]), KEY)
-    return state, step.compile(QUICKLY)
+    return state, step.compile()
 
 
 def place_all(tree, specs, mesh):

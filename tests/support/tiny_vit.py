@@ -13,7 +13,6 @@ from meshbook.models import ViT, ViTConfig
 from meshbook.sharding import Sharding, make_mesh
 
 KEY = jax.random.key(7)
-QUICKLY = {"xla_backend_optimization_level": 0}  # the same HLO, half the compile time
 TENSOR_PARALLEL = {"H": "model", "F": "model", "V": "model"}
 # Written down once more: what a test expects must not come from the rules that it checks.
 RULES = {
@@ -63,7 +62,7 @@ def compiled(row="none", shape=(1, 1), config=CONFIG, **options):
     state = first_state(row, shape, SGD, config, **options)
     with jax.set_mesh(state.program.mesh):
         step = training.train_step.lower(state, state.program.place(BATCHES[0]), KEY)
-    return state, step.compile(QUICKLY)
+    return state, step.compile()
 
 
 def run(state, program=None):
