@@ -14,3 +14,8 @@ from meshbook.sharding import FAST, flags  # noqa: E402
 
 # Before JAX makes its devices; workers and kernels inherit it. What was set stays as it is.
 os.environ["XLA_FLAGS"] = f"{flags(FAST)} {os.environ.get('XLA_FLAGS', '')}".strip()
+
+
+def pytest_collection_modifyitems(items):
+    """Profiles before other tests: each holds every program that its process has compiled."""
+    items.sort(key=lambda item: item.path.suffix == ".py" and item.path.parent.name != "profiling")

@@ -61,13 +61,34 @@ FAINT = """limit => {
 }"""
 
 
+@pytest.fixture(scope="module")
+def shown(browser, address):  # noqa: F811
+    """A function that shows a page: (tab, complaints). It is loaded once for all of its views."""
+    last = {}
+
+    def show(page):
+        if page not in last:
+            for tab, _ in last.values():
+                tab.context.close()
+            last.clear()
+            last[page] = visit(browser, address, page, *VIEWS[0][1:])
+        return last[page]
+
+    yield show
+    for tab, _ in last.values():
+        tab.context.close()
+
+
 @pytest.fixture(scope="module", params=VIEWS, ids=lambda view: f"{view[0]}-{view[1]}-{view[2]}")
-def view(request, browser, address):  # noqa: F811
-    """A page as it is seen: (tab, complaints, width, theme). It is loaded once for all tests."""
+def view(request, shown):
+    """A page as it is seen: (tab, complaints of this view, width, theme)."""
     page, width, theme = request.param
-    tab, complaints = visit(browser, address, page, width, theme)
+    tab, complaints = shown(page)
+    tab.set_viewport_size({"width": width, "height": 900})
+    tab.emulate_media(color_scheme=theme)
+    tab.wait_for_function("theme => document.documentElement.dataset.theme === theme", arg=theme)
     yield tab, complaints, width, theme
-    tab.context.close()
+    complaints.clear()  # axe's own requests, too
 
 
 def test_no_complaint_on_the_console(view):
