@@ -26,7 +26,7 @@ book: $(VENV)/installed-$(VERSION)  ## execute every chapter, build the site
 TESTS ?= notebooks tests
 REPORT ?= _build/tests.xml
 test: $(VENV)/installed-$(VERSION)  ## all tests; the chapters at the size "test"
-	MESHBOOK_SIZE=test $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder \
+	MESHBOOK_SIZE=test $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 		--nbmake --junitxml=$(REPORT) $(TESTS)
 
 environment: $(VENV)/installed-$(VERSION)  ## what book and test install, and no more
