@@ -60,8 +60,8 @@ def flags(options: Mapping):
 def compiled_fast(mesh: Mesh | None = None) -> dict:
     """Compiler options for what runs a few times on this mesh, or on JAX's first device.
 
-    On a CPU such a program is compiled in less than half of the time. Its collectives and its
-    products are those that it has without them; what is fused with what may differ.
+    On a CPU they save about a third of the time that compiling takes, with jaxlib 0.10 more than
+    half. Collectives and products stay as they are; what is fused with what may differ.
     """
     device = mesh.devices.flat[0] if mesh else jax.devices()[0]
     return FAST if device.platform == "cpu" else {}

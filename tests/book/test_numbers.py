@@ -14,7 +14,8 @@ UNIT = r"(?:%|ms|µs|s\b|seconds?\b|minutes?\b|hours?\b|[kMGT]i?B\b|[kMGTP]?FLOP
 ALONE = r"(?<![\w.,^·/-])(\d[\d,]*(?:\.\d+)?)"
 NUMBER = re.compile(rf"{ALONE}(?:\s?(?:million |billion )?{UNIT}|(?<=[\d.,][\d.,]\d)(?![\w-]))")
 NO_PROSE = re.compile(r"^```\{code-cell\}.*?^```$|^```console.*?^```$|`[^`\n]*`|\$[^$]*\$|"
-                      r"<https?:[^>]*>|\]\([^)]*\)|^#[^\n]*$|\A---\n.*?^---$", re.DOTALL | re.MULTILINE)
+                      r"<https?:[^>]*>|\]\([^)]*\)|^#[^\n]*$|\A---\n.*?^---$",
+                      re.DOTALL | re.MULTILINE)
 KNOWN = {  # neither measured nor computed by the page
     ("01-data-loading", "170 MB"): "the size of CIFAR-10's archive",
     ("01-data-loading", "60,000"): "of CIFAR-10's own description, cited in the same paragraph",
