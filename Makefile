@@ -92,7 +92,7 @@ clean:  ## remove what was built, and the environments
 	rm -rf _build .venv* *.egg-info
 
 $(VENV)/installed-$(VERSION): requirements.lock pyproject.toml
-	@$(call install,$(VENV),requirements.lock)
+	@$(call install,$(VENV),requirements.lock,--compile-bytecode)
 	@$(BIN)/uv pip install -q --python $(BIN)/python --no-deps \
 		--no-build-isolation --editable .
 	@touch $@
@@ -102,14 +102,15 @@ $(START)/installed-$(VERSION): requirements-start.lock
 	@touch $@
 
 $(AOT)/installed-$(VERSION): requirements-aot.lock
-	@$(call install,$(AOT),requirements-aot.lock)
+	@$(call install,$(AOT),requirements-aot.lock,--compile-bytecode)
 	@touch $@
 
 $(TRUST)/installed-$(VERSION): requirements-trust.lock
 	@$(call install,$(TRUST),requirements-trust.lock)
 	@touch $@
 
-# Nothing is installed whose hash is not in a lock, uv itself included.
+# Nothing is installed whose hash is not in a lock, uv itself included. Bytecode once, for the
+# dozens of processes that the pages and the tests are: each would compile its imports for seconds.
 define install
 $(if $(filter $(VERSION),3.11 3.12 3.13),,$(error The book needs Python 3.11 to 3.13, \
 	and $(PYTHON) is $(or $(VERSION),not there): try make PYTHON=python3.12))
@@ -117,5 +118,5 @@ echo "Installing $(2) into $(1) ..."
 $(PYTHON) -m venv --clear $(1)
 $(1)/bin/python -m pip install -qq --disable-pip-version-check \
 	--require-hashes -r requirements-uv.lock
-$(1)/bin/uv pip install -q --python $(1)/bin/python --require-hashes -r $(2)
+$(1)/bin/uv pip install -q $(3) --python $(1)/bin/python --require-hashes -r $(2)
 endef

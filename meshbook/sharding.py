@@ -45,9 +45,9 @@ def make_mesh(shape: Sequence[int], axis_names: Sequence[str] = ("batch", "model
     )
 
 
-# How CPU programs that run a few times are compiled: without the optimisation of LLVM, and
-# without the fusion emitters of jaxlib 0.10, which newer ones cannot do without.
-FAST = {"xla_backend_optimization_level": 0}
+# How CPU programs that run a few times are compiled: without the optimisation of LLVM, in one
+# piece, and without the fusion emitters of jaxlib 0.10, which newer ones cannot do without.
+FAST = {"xla_backend_optimization_level": 0, "xla_cpu_parallel_codegen_split_count": 1}
 if jaxlib.__version__.startswith("0.10."):
     FAST["xla_cpu_use_fusion_emitters"] = False
 
