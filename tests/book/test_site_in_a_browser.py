@@ -71,15 +71,6 @@ def view(request, browser, address):  # noqa: F811
     tab.context.close()
 
 
-def test_no_complaint_on_the_console(view):
-    tab, complaints, _, theme = view
-    assert complaints == []
-    assert tab.evaluate("document.documentElement.dataset.theme") == theme
-    assert tab.query_selector("mjx-merror") is None
-    assert tab.evaluate("document.querySelectorAll('.math').length") == tab.evaluate(
-        "document.querySelectorAll('.math mjx-container').length")
-
-
 def test_nothing_scrolls_sideways(view):
     tab, _, width, _ = view
     wide = tab.evaluate("document.documentElement.scrollWidth")
@@ -92,7 +83,8 @@ def test_all_text_can_be_read(view):
 
 def serious(tab, context=None, **options):
     """What axe-core finds there: [(rule, [the first characters of each element])]."""
-    found = Axe().run(tab, context, {"resultTypes": ["violations"]} | options)
+    # preload: it fetches style sheets anew, from addresses where they are not
+    found = Axe().run(tab, context, {"resultTypes": ["violations"], "preload": False} | options)
     return [(each["id"], [node["html"][:160] for node in each["nodes"]])
             for each in found.response["violations"] if each["impact"] in ("serious", "critical")]
 
@@ -100,6 +92,15 @@ def serious(tab, context=None, **options):
 def test_nothing_serious_keeps_a_page_from_those_who_do_not_see_it(view):
     assert serious(view[0], rules={CONTRAST: {"enabled": False}}) == []
     assert serious(view[0], AROUND, runOnly=[CONTRAST]) == []
+
+
+def test_no_complaint_on_the_console(view):  # last, when all has been loaded
+    tab, complaints, _, theme = view
+    assert complaints == []
+    assert tab.evaluate("document.documentElement.dataset.theme") == theme
+    assert tab.query_selector("mjx-merror") is None
+    assert tab.evaluate("document.querySelectorAll('.math').length") == tab.evaluate(
+        "document.querySelectorAll('.math mjx-container').length")
 
 
 @pytest.mark.parametrize("selector", ("article button", ".bd-sidebar a"))
@@ -111,6 +112,19 @@ def test_what_the_look_at_the_article_leaves_out_is_seen(browser, address, selec
     tab.add_style_tag(content=f"{selector} {{color: #ddd !important; background: #fff}}")
     (rule, elements), = serious(tab, AROUND, runOnly=[CONTRAST])
     assert rule == CONTRAST and elements
+    tab.context.close()
+
+
+@pytest.mark.parametrize("url", ("https://example.org/pixel.png", "http://192.0.2.1/pixel.png"))
+def test_what_is_loaded_from_elsewhere_is_seen_and_does_not_arrive(browser, address, url):  # noqa: F811
+    tab, complaints = visit(browser, address, PAGES[0])
+    tab.evaluate("""url => new Promise(done => {
+      const image = document.createElement("img");
+      image.onerror = image.onload = done;
+      image.src = url;
+      document.body.append(image);
+    })""", url)
+    assert f"loads {url}" in complaints and f"failed {url}" in complaints
     tab.context.close()
 
 
