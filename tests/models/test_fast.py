@@ -82,7 +82,7 @@ def test_at_the_size_of_the_source_it_is_a_seventh():
 def test_the_last_block_is_the_last_whatever_their_number(layers):
     config = ViTConfig(embed=16, hidden=16, heads=2, layers=layers, patch=16)
     pair = [kind(config, Sharding.none(), rngs=nnx.Rngs(0)) for kind in (ViT, FastViT)]
-    plain, fast = (model(PIXELS) for model in pair)
+    plain, fast = (jax.jit(model)(PIXELS) for model in pair)
     np.testing.assert_allclose(plain, fast, rtol=1e-4, atol=1e-4)
 
 
@@ -102,7 +102,7 @@ def test_a_vit_with_dropout_by_bytes_is_the_same_where_none_is_drawn():
     model = lambda kind, **options: kind(CONFIG, Sharding.none(), rngs=nnx.Rngs(0), **options)
     plain, fast = model(ViT), model(FastViT, by_bytes=True)
     np.testing.assert_allclose(
-        plain(PIXELS), fast(PIXELS), rtol=1e-4, atol=1e-4)
+        jax.jit(plain)(PIXELS), jax.jit(fast)(PIXELS), rtol=1e-4, atol=1e-4)
 
 
 @on_one_device
@@ -141,9 +141,9 @@ def test_rows_of_several_documents_stay_apart():
     pair = [kind(GPT, Sharding.none(), rngs=nnx.Rngs(0)) for kind in (tiny_gpt_model, FastMiniGPT)]
     segments = np.arange(GPT.tokens)[None].repeat(B, 0) // 5
     inputs = WORDS[0]["inputs"]
-    plain, fast = (model.hidden(inputs, segments=segments) for model in pair)
+    plain, fast = (jax.jit(model.hidden)(inputs, segments=segments) for model in pair)
     np.testing.assert_allclose(plain, fast, rtol=1e-5, atol=1e-5)
-    assert np.abs(fast - pair[1].hidden(inputs)).max() > 0.1
+    assert np.abs(fast - jax.jit(pair[1].hidden)(inputs)).max() > 0.1
 
 
 @on_one_device
