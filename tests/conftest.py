@@ -13,7 +13,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 @pytest.fixture(scope="module")
 def browser():
-    """Chromium, for the tests of one file; no name leads it out of this machine."""
+    """Chromium, for the tests of one file. It reaches 127.0.0.1 and nothing else."""
     from browsers import CHROMIUM  # neither is there where only programs for TPUs are compiled
     from playwright.sync_api import sync_playwright
 

@@ -36,9 +36,7 @@ def visit(browser, address, page, width=1440, theme="light"):
     """Show a page, its formulas set. Returns the tab and its complaints."""
     tab, complaints = alone(browser, address, width, theme)
     tab.goto(address + page, wait_until="load")
-    if tab.query_selector(".math"):
-        tab.wait_for_selector("mjx-container", state="attached")
-    tab.evaluate("() => window.MathJax?.startup?.promise")  # done when all of them are
+    tab.evaluate("() => window.MathJax?.startup?.promise")
     return tab, complaints
 
 
