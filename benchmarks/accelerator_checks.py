@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 from dataclasses import replace
+from functools import partial
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
@@ -110,6 +111,7 @@ def attention_errors(cell, causal):
     shape = 4, c.tokens, c.heads, c.head_size
     exact = [jnp.asarray(random.normal(size=shape), jnp.bfloat16) for _ in range(4)]
 
+    @partial(jax.jit, static_argnums=(0, 1))
     def outcome(name, dtype):
         q, k, v, cotangent = (x.astype(dtype) for x in exact)
         y, back = jax.vjp(lambda *x: attend(name, *x, is_causal=causal), q, k, v)
