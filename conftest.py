@@ -10,7 +10,7 @@ import argument_types
 
 argument_types.check()  # before the package is imported
 
-from meshbook.sharding import FAST, flags  # noqa: E402
+from meshbook.hlo.options import FAST, flags  # noqa: E402
 
 # Before JAX makes its devices; workers and kernels inherit it. What was set stays as it is.
 os.environ["XLA_FLAGS"] = f"{flags(FAST)} {os.environ.get('XLA_FLAGS', '')}".strip()

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.__main__ import ROOT, machine, provenance
-from meshbook.sharding import FAST, flags
+from meshbook.hlo.options import FAST, flags
 
 sys.path.append(str(ROOT / "book" / "_ext"))
 from run_chapter import cells  # noqa: E402

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import jaxlib
 import numpy as np
 from flax.core import FrozenDict
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
@@ -43,28 +42,6 @@ def make_mesh(shape: Sequence[int], axis_names: Sequence[str] = ("batch", "model
     return jax.make_mesh(
         tuple(shape), tuple(axis_names), axis_types=axis_types, devices=devices[:needed]
     )
-
-
-# How CPU programs that run a few times are compiled: without the optimisation of LLVM, in one
-# piece, and without the fusion emitters of jaxlib 0.10, which newer ones cannot do without.
-FAST = {"xla_backend_optimization_level": 0, "xla_cpu_parallel_codegen_split_count": 1}
-if jaxlib.__version__.startswith("0.10."):
-    FAST["xla_cpu_use_fusion_emitters"] = False
-
-
-def flags(options: Mapping):
-    """Compiler options as XLA_FLAGS has them, for all programs of a process."""
-    return " ".join(f"--{name}={value}".lower() for name, value in options.items())
-
-
-def compiled_fast(mesh: Mesh | None = None) -> dict:
-    """Compiler options for what runs a few times on this mesh, or on JAX's first device.
-
-    On a CPU they save about a third of the time that compiling takes, with jaxlib 0.10 more than
-    half. Collectives and products stay as they are; what is fused with what may differ.
-    """
-    device = mesh.devices.flat[0] if mesh else jax.devices()[0]
-    return FAST if device.platform == "cpu" else {}
 
 
 def place(batch: Mapping[str, Array | np.ndarray], mesh: Mesh,

@@ -1,4 +1,7 @@
-"""What a compiled program does, read from its text: traffic, work, memory, operations."""
+"""What a compiled program does, read from its text: traffic, work, memory, operations.
+
+And the options of the compiler with which the book compiles what runs a few times.
+"""
 
 __all__ = ["collectives", "execution", "flops", "liveness", "memory", "module", "opcodes",
-           "replica_groups", "wire"]
+           "options", "replica_groups", "wire"]

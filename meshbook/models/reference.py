@@ -18,8 +18,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, Num
 
+from meshbook.hlo.options import compiled_fast
 from meshbook.proofs.same_training import Run
-from meshbook.sharding import compiled_fast
 
 
 def vit(params: Mapping, images_BHWC: Num[Array | np.ndarray, "B H W C"],

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 from jaxtyping import Array
 
 from meshbook import proofs
-from meshbook.sharding import compiled_fast
+from meshbook.hlo.options import compiled_fast
 from meshbook.training.optimizers import (
     found_in, last_gradients, weights_of_moments
 )

@@ -21,7 +21,8 @@ from flax.serialization import from_state_dict, to_state_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from jaxtyping import Array, Shaped
 
-from meshbook.sharding import axes_of, compiled_fast, make_mesh, place
+from meshbook.hlo.options import compiled_fast
+from meshbook.sharding import axes_of, make_mesh, place
 
 
 def weighted_mean(
