@@ -50,7 +50,8 @@ def assert_same_training(
     four times too large, and so are its losses. Where neither gradients nor parameters are
     compared, the verdict says "losses only", and it is no proof. A leaf whose gradient is below
     1e-6 of the global norm in both runs is reported, and its parameters are not compared; at that
-    size it could not fail the comparison of gradients either.
+    size it could not fail the comparison of gradients either. A metric that is 0 in both runs at
+    every step is reported, too: an accuracy of 0 is as equal when it is eight times too large.
     Runs at the highest matmul precision, on copies: the states that you pass stay alive. Gradients
     and parameters are brought to the host: this process must see all devices of both runs.
     Raises ProofFailed, naming step or leaf, expected and found, also where run a sends something
@@ -79,14 +80,17 @@ def assert_same_training(
     losses = [(ours["loss"], theirs["loss"]) for ours, theirs in metrics]
     kind = "losses only" if gradients is parameters is None else "same training"
     line = f"{kind}: {len(batches)} steps, losses within {worst['loss']:.1e} (allowed {rtol:.0e})"
-    others = {name: apart for name, apart in worst.items() if name != "loss"}
+    still = [name for name in worst if not any(each[name] for step in metrics for each in step)]
+    others = {name: apart for name, apart in worst.items() if name not in ("loss", *still)}
     if others:
         line += f", {', '.join(others)} {max(others.values()):.1e} ({TOLERANCE:.0e})"
     for what, apart in (("gradients", gradients), ("parameters", parameters)):
         line += "" if apart is None else f", {what} {apart:.1e} ({TOLERANCE:.0e})"
     line += f"; gradient zero, not compared: {', '.join(zero)}" if zero else ""
+    line += f"; zero at every step, which says nothing: {', '.join(still)}" if still else ""
     return Verdict(line, losses=losses, loss_difference=worst["loss"], metric_differences=worst,
-                   gradient_difference=gradients, parameter_difference=parameters, zero=zero)
+                   gradient_difference=gradients, parameter_difference=parameters, zero=zero,
+                   still=still)
 
 
 def _copy(state):

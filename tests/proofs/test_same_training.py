@@ -61,6 +61,22 @@ def test_what_differs_is_named(changes, message):
         proofs.assert_same_training(plain(**changes), plain(), BATCHES[:3])
 
 
+def test_a_metric_that_is_zero_at_every_step_says_nothing():
+    def counting(state, x):
+        right.append(len(right) // 2 == fourth)  # both runs take turns
+        state, metrics = STEP(state, x)
+        return state, metrics | {"accuracy": jnp.float32(right[-1]), "norm": jnp.ones(())}
+
+    run = plain(step=counting)
+    for fourth, compared, reported in (3, "accuracy, norm", []), (99, "norm", ["accuracy"]):
+        right = []
+        verdict = proofs.assert_same_training(run, run, BATCHES[:5])
+        assert f"(allowed 2e-06), {compared} 0.0e+00" in repr(verdict)
+        assert verdict.still == reported
+        assert repr(verdict).endswith("zero at every step, which says nothing: accuracy") == (
+            reported != [])
+
+
 def test_parameters_are_compared_after_the_last_step():
     def lazy(state, x):  # says the right loss, and learns a thousandth less of one weight
         after, metrics = STEP(jax.tree.map(jnp.copy, state), x)
