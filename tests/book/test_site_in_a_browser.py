@@ -2,7 +2,7 @@
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from visits import PAGES, SITE, address, alone, needed, visit  # noqa: F401
+from visits import PAGES, SITE, address, alone, needed, show, visit, watched, window  # noqa: F401
 
 pytestmark = needed
 VIEWS = [(page, width, theme) for page in PAGES
@@ -62,13 +62,21 @@ FAINT = """limit => {
 }"""
 
 
+@pytest.fixture(scope="module")
+def windows(browser):
+    """One window for each width and theme, as of a reader who goes from page to page."""
+    kinds = {view[1:] for view in VIEWS}
+    return {kind: window(browser, *kind) for kind in kinds}
+
+
 @pytest.fixture(scope="module", params=VIEWS, ids=lambda view: f"{view[0]}-{view[1]}-{view[2]}")
-def view(request, browser, address):  # noqa: F811
+def view(request, windows, address):  # noqa: F811
     """A page as it is seen: (tab, complaints, width, theme). It is loaded once for all tests."""
     page, width, theme = request.param
-    tab, complaints = visit(browser, address, page, width, theme)
+    tab, complaints = watched(windows[width, theme], address)
+    show(tab, address + page)
     yield tab, complaints, width, theme
-    tab.context.close()
+    tab.close()
 
 
 def test_nothing_scrolls_sideways(view):

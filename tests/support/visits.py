@@ -35,20 +35,34 @@ def address():
 def visit(browser, address, page, width=1440, theme="light"):
     """Show a page, its formulas set. Returns the tab and its complaints."""
     tab, complaints = alone(browser, address, width, theme)
-    tab.goto(address + page, wait_until="load")
-    tab.evaluate("() => window.MathJax?.startup?.promise")
+    show(tab, address + page)
     return tab, complaints
 
 
+def show(tab, url):
+    """Load a page, and wait until its formulas are set."""
+    tab.goto(url, wait_until="load")
+    tab.evaluate("() => window.MathJax?.startup?.promise")
+
+
 def alone(browser, address, width=1440, theme="light"):
+    """A tab in a window of its own, and its complaints."""
+    return watched(window(browser, width, theme), address)
+
+
+def window(browser, width, theme):
+    """A window that remembers nothing of others; its tabs share what they loaded."""
+    return browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
+
+
+def watched(window, address):
     """A tab, and the list of what goes wrong in it: requests to other places, too."""
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
     complaints = []
 
     def elsewhere(url):
         return url.startswith("http") and not url.startswith(address)
 
-    tab = context.new_page()
+    tab = window.new_page()
     tab.on("request", lambda request: elsewhere(request.url)
            and complaints.append(f"loads {request.url}"))
     tab.on("console", lambda message: message.type == "error"
