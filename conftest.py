@@ -6,7 +6,10 @@ to compile it so.)
 """
 import os
 
-import argument_types
+# JAX reads it when it is imported. What is compiled goes without the lines of Python that made it.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
+
+import argument_types  # noqa: E402
 
 argument_types.check()  # before the package is imported
 
