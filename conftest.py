@@ -4,7 +4,10 @@ What a proof reads, and what a page asserts, holds for them and for those of the
 (JAX's compilation cache does not help here: to keep a CPU program costs several times as much as
 to compile it so.)
 """
+import gc
 import os
+
+gc.set_threshold(100_000, 20, 50)  # JAX makes many objects and few circles: 4% of the time
 
 # JAX reads it when it is imported. What is compiled goes without the lines of Python that made it.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")

@@ -46,17 +46,11 @@ def show(tab, url):
 
 
 def alone(browser, address, width=1440, theme="light"):
-    """A tab in a window of its own, and its complaints."""
-    return watched(window(browser, width, theme), address)
+    """A tab in a window that remembers nothing of others, and what goes wrong in it.
 
-
-def window(browser, width, theme):
-    """A window that remembers nothing of others; its tabs share what they loaded."""
-    return browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
-
-
-def watched(window, address):
-    """A tab, and the list of what goes wrong in it: requests to other places, too."""
+    Requests to other places are among its complaints.
+    """
+    window = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
     complaints = []
 
     def elsewhere(url):
