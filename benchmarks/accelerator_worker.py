@@ -4,6 +4,7 @@ JAX and PyTorch each have a process of their own, so that neither takes the othe
 reads requests, JSON in lines, and answers one at a time; what goes wrong is an answer too.
 """
 
+import contextlib
 import json
 import os
 import queue
@@ -32,6 +33,7 @@ class Worker:
     def send(self, **request):
         """Start the process if there is none, and ask."""
         if self.process is None or self.process.poll() is not None:
+            self.end()
             self._start()
         print(json.dumps(request), file=self.process.stdin, flush=True)
 
@@ -71,10 +73,12 @@ class Worker:
         return found
 
     def end(self):
-        """End the process."""
+        """End the process, and close the line to it."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
+            with contextlib.suppress(BrokenPipeError):  # what it did not read any more
+                self.process.stdin.close()
 
 
 def does_not_fit(error):

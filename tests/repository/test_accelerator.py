@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import accelerator, accelerator_checks, accelerator_jax
+from benchmarks import accelerator, accelerator_checks, accelerator_jax, accelerator_worker
 from benchmarks.accelerator_cells import cells
 from benchmarks.accelerator_report import derived, device_of, targets
 from benchmarks.accelerator_worker import Worker, does_not_fit
@@ -98,8 +98,9 @@ def test_the_cells_are_those_of_the_sources():
 
 
 @pytest.fixture
-def cache(tmp_path):
-    """Programs that are compiled once for their facts are there when they are called."""
+def cache(tmp_path, monkeypatch):
+    """Programs that are compiled once for their facts are there when they are called, for a moment."""
+    monkeypatch.setattr(accelerator_worker, "SECONDS", 0.01)
     accelerator_jax.keep_programs(tmp_path)
     yield
     jax.config.update("jax_compilation_cache_dir", None)
