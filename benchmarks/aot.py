@@ -3,6 +3,7 @@
     make aot                              the nine experiments
     make aot-all                          these and all others that the book reads of
     python -m benchmarks.aot v2-8 v6e-8   the cells whose names have one of these words
+    python -m benchmarks.aot texts        the texts of programs that a page plays through
 
 Two processes compile at a time. What was compiled before, with the same versions, is taken from
 _build/aot, so that a run that was stopped goes on where it was.
@@ -11,6 +12,7 @@ _build/aot, so that a run that was stopped goes on where it was.
 import dataclasses
 import json
 import logging
+import lzma
 import multiprocessing
 import os
 import sys
@@ -29,7 +31,7 @@ from meshbook.models import MiniGPT, MiniGPTConfig, ViT, ViTConfig
 from meshbook.models.losses import language_loss
 from meshbook.models.published import PublishedViT
 from meshbook.parallel.remat import CheckpointedViT, in_microbatches
-from meshbook.planning import topologies
+from meshbook.planning import programs, topologies
 from meshbook.sharding import Sharding
 from meshbook.training import abstract_state, as_it_is, loss_and_metrics, train_step
 
@@ -58,6 +60,9 @@ class Cell:
         said = [f"{each.name}={getattr(self, each.name)}" for each in dataclasses.fields(self)[3:]
                 if getattr(self, each.name) != each.default]
         return " ".join([self.tpu, str(self.shape or "none"), str(self.batch), *said])
+
+
+TEXTS = (Cell("v5e-8", (8, 1), 1024), Cell("v5e-8", (8, 1), 256, model="MiniGPT"))
 
 
 def experiments():
@@ -154,6 +159,17 @@ def compiled(cell):
     return cell.name, topologies.compile_for(cell.tpu, *program(cell), cache=CACHE).record()
 
 
+def texts():
+    """Compile the programs that a page plays through, without the lines of Python they come from."""
+    jax.config.update("jax_traceback_in_locations_limit", 0)  # these name files of this machine
+    for cell in TEXTS:
+        step, *arguments = program(cell)
+        text = topologies.text_for(cell.tpu, step, *arguments)
+        path = programs.path_of(cell.name)
+        path.write_bytes(lzma.compress(text.encode()))
+        print(f"{path.relative_to(ROOT)}: {len(text):,} characters")
+
+
 def chosen_by(words):
     """Cells with one of the words in their names; all for "all"; the experiments for no words."""
     if not words:
@@ -180,6 +196,8 @@ def merged(before, done, source):
 
 def main(words):
     """Compile what the words choose, and record it beside what was recorded before."""
+    if words == ["texts"]:
+        return texts()
     chosen = chosen_by(words)
     if not chosen:
         sys.exit(f"no cell has {' or '.join(words)} in its name; there are\n  "

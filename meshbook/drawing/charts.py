@@ -68,11 +68,12 @@ WIDTH, HEIGHT, LEFT = 420.0, 130.0, 58.0
 
 
 def draw_agreement(panels: Mapping[str, Mapping[str, Sequence[tuple[Real, Real]]]],
-                   unit: str, alt: str, band: Real):
+                   unit: str, alt: str, band: Real, axis: str = "found by the compiler"):
     """How far predictions are off, by the size of what was found, in panels under each other.
 
     panels: {title: {series: [(predicted, found)]}}; a series has one colour in all panels. The
-    grey band is that of errors up to `band`. ValueError without points, or for values up to 0.
+    grey band is that of errors up to `band`; axis: where the true values are from. ValueError
+    without points, or for values up to 0.
     """
     pairs = [pair for series in panels.values() for row in series.values() for pair in row]
     if not pairs or min(min(pair) for pair in pairs) <= 0:
@@ -92,7 +93,7 @@ def draw_agreement(panels: Mapping[str, Mapping[str, Sequence[tuple[Real, Real]]
     for tick in _decades(low, high):
         body += [svg.line(x(tick), bottom, x(tick), bottom + 4),
                  svg.text(x(tick), bottom + 16, readable(tick), 11)]
-    body.append(svg.text(LEFT + WIDTH / 2, bottom + 33, f"found by the compiler, {unit}", 12))
+    body.append(svg.text(LEFT + WIDTH / 2, bottom + 33, f"{axis}, {unit}", 12))
     turned = f"rotate(-90 12 {svg.number(bottom / 2 + 12)})"
     body.append(svg.text(12, bottom / 2 + 12, "error of prediction", 12, transform=turned))
     return svg.picture("".join(body), LEFT + WIDTH + 8, bottom + 40, alt, shown=600)

@@ -18,7 +18,7 @@ from jax.stages import Compiled, Lowered
 
 from meshbook.drawing import svg
 from meshbook.hlo import module
-from meshbook.hlo.collectives import KINDS as COLLECTIVES
+from meshbook.hlo.exchanges import KINDS as COLLECTIVES
 from meshbook.hlo.replica_groups import replica_groups
 
 KINDS = {"product": svg.SERIES[0], "other computing": svg.SERIES[4], "layout": svg.SERIES[2],

@@ -13,8 +13,9 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
-from meshbook.hlo.module import Module
+from meshbook.hlo.module import Computation, Instruction, Module
 
 MOST_TRIPS = 1_000_000
 
@@ -37,7 +38,7 @@ def tally(program: Module, measure: Callable,
     program's conditionals, saying which there are.
     """
     entry, shares = program.computations[program.entry], _shares(program, taken or {})
-    return _walk(program, measure, shares, entry, lambda number, path: None)
+    return _walk(program, measure, shares, entry, nothing)
 
 
 def _shares(program, taken):
@@ -55,8 +56,8 @@ def _shares(program, taken):
             if each.name in shares:
                 raise ValueError(f"taken: expected one key for each conditional; found another one "
                                  f"for %{each.name}, {key!r}")
-            if len(given) != len(_branches(each)):
-                raise ValueError(f"taken[{key!r}]: expected {len(_branches(each))} shares, one for "
+            if len(given) != len(branches_of(each)):
+                raise ValueError(f"taken[{key!r}]: expected {len(branches_of(each))} shares, one for "
                                  f"each branch, found {given}; {_listed(found.values())}")
             shares[each.name] = given
         if min(given) < 0 or not math.isclose(sum(given), 1):
@@ -66,12 +67,12 @@ def _shares(program, taken):
 
 
 def _listed(conditionals):
-    said = [f"%{each.name} ({each.op_name or 'no op_name'}), {len(_branches(each))} branches"
+    said = [f"%{each.name} ({each.op_name or 'no op_name'}), {len(branches_of(each))} branches"
             for each in conditionals]
     return "the program has " + ("; ".join(said) or "no conditional")
 
 
-def _branches(instruction):
+def branches_of(instruction: Instruction):
     """Names of a conditional's branches, that for index 0 or false first."""
     return instruction.called("branch_computations", "false_computation", "true_computation")
 
@@ -88,21 +89,51 @@ def _walk(program, measure, shares, computation, given):
 
 def _inside(program, measure, shares, computation, instruction, given):
     """What the computations that one instruction calls add up to."""
-    handed = lambda number, path: _value(
-        program, computation, instruction.operands[number], path, given)
     visit = lambda name, given: _walk(
         program, measure, shares, program.computations[name], given)
     if instruction.opcode.removesuffix("-start") in ("fusion", "call", "async", "custom-call"):
         names = instruction.called("calls", "to_apply", "called_computations")
-        return sum((visit(name, handed) for name in names), collections.Counter())
+        own = handed(program, computation, instruction, given)
+        return sum((visit(name, own) for name in names), collections.Counter())
     if instruction.opcode == "conditional":
-        branches = [visit(name, lambda number, path: None) for name in _branches(instruction)]
+        branches = [visit(name, nothing) for name in branches_of(instruction)]
         if instruction.name in shares:
             return _mixed(branches, shares[instruction.name])
         return max(branches, key=lambda branch: branch.total())
     if instruction.opcode == "while":
-        return _loop(program, visit, computation, instruction, handed)
+        return _loop(visit, loop(program, computation, instruction, given))
     return collections.Counter()
+
+
+def nothing(number: int, path: tuple):
+    """Of no parameter is a value known: what a computation is given that is looked at alone."""
+
+
+def handed(
+    program: Module, computation: Computation, instruction: Instruction, given: Callable
+):
+    """What an instruction gives to the computation that it calls: a function (number, path)."""
+    return lambda number, path: _value(
+        program, computation, instruction.operands[number], path, given)
+
+
+class Loop(NamedTuple):
+    """A loop: names of its body and its condition, what both are given, a function of no arguments
+    that says how often the body runs (raises UnknownTripCount).
+    """
+
+    body: str
+    condition: str
+    given: Callable
+    trips: Callable
+
+
+def loop(program: Module, computation: Computation, instruction: Instruction, given: Callable):
+    """The Loop that an instruction is, in a computation that is given these values."""
+    body, condition = instruction.called("body")[0], instruction.called("condition")[0]
+    own = handed(program, computation, instruction, given)
+    kept = lambda number, path: own(0, path) if _passes_through(program, body, path) else None
+    return Loop(body, condition, kept, lambda: _trip_count(program, computation, instruction, own))
 
 
 def _mixed(branches, shares):
@@ -113,14 +144,11 @@ def _mixed(branches, shares):
     return mean
 
 
-def _loop(program, visit, computation, instruction, handed):
-    body, condition = instruction.called("body")[0], instruction.called("condition")[0]
-    kept = lambda number, path: (
-        handed(0, path) if _passes_through(program, body, path) else None)
-    turns, tests = visit(body, kept), visit(condition, kept)
+def _loop(visit, found):
+    turns, tests = visit(found.body, found.given), visit(found.condition, found.given)
     if not turns and not tests:
         return turns
-    trips = _trip_count(program, computation, instruction, handed)
+    trips = found.trips()
     # The condition is asked once more than the body runs: the last answer ends the loop.
     return collections.Counter(
         {key: trips * turns[key] + (trips + 1) * tests[key] for key in turns | tests})
@@ -133,7 +161,7 @@ def _passes_through(program, body, path):
     return _value(program, computation, computation.root, path, mark) == ("state", path)
 
 
-def _trip_count(program, computation, instruction, handed):
+def _trip_count(program, computation, instruction, own):
     """How often a loop turns: as the compiler notes it, or by turning its counter."""
     known = re.search(r'"known_trip_count":\s*\{\s*"n":\s*"?(\d+)', instruction.attributes.get(
         "backend_config", ""))
@@ -141,7 +169,7 @@ def _trip_count(program, computation, instruction, handed):
         return int(known[1])
     body, condition = (program.computations[instruction.called(key)[0]]
                        for key in ("body", "condition"))
-    state = lambda number, path: handed(0, path)
+    state = lambda number, path: own(0, path)
     for trips in range(MOST_TRIPS):
         goes_on = _value(program, condition, condition.root, (), state)
         if goes_on is None or isinstance(goes_on, tuple):

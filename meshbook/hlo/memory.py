@@ -9,6 +9,7 @@ Source: openxla/xla, `xla/service/hlo_cost_analysis.cc`, which counts a loop's b
 """
 
 import collections
+from collections.abc import Callable
 from typing import Any
 
 from meshbook.hlo import execution, module
@@ -32,50 +33,75 @@ def memory_traffic(compiled: Any):
     def measure(computation, instruction):
         if instruction.opcode in WALKED:
             return None
-        return collections.Counter(bytes=_moved(program, computation, instruction))
+        return collections.Counter(bytes=moved(program, computation, instruction))
 
     return execution.tally(program, measure)["bytes"]
 
 
-def _moved(program, computation, instruction):
-    """Bytes that one instruction reads and writes."""
+def of_any(part: module.Shape | tuple, whole: module.Shape | tuple):
+    """The bytes of a part of an array, wherever the array lies."""
+    return module.shape_bytes(part)
+
+
+def of_device(part: module.Shape | tuple, whole: module.Shape | tuple):
+    """The bytes that a part takes in the device's memory, tiles filled up; 0 if `whole` is not there.
+
+    What lies beside a TPU's core, or in its registers, is not in the device's memory.
+    """
+    if isinstance(part, tuple):
+        wholes = whole if isinstance(whole, tuple) else [whole] * len(part)
+        return sum(map(of_device, part, wholes))
+    return part.tiled_bytes if whole.space == 0 else 0
+
+
+def moved(
+    program: module.Module, computation: module.Computation, instruction: module.Instruction,
+    size: Callable = of_any,
+):
+    """Bytes that one instruction reads and writes, those of what it slices as size(part, whole)."""
     opcode, name = instruction.opcode, instruction.name
     if opcode in FREE:
         return 0
     if opcode == "fusion":
         inner = program.computations[instruction.called("calls")[0]]
         inputs = [each for each in inner.instructions.values() if each.opcode == "parameter"]
-        return sum(_read(inner, each.name) for each in inputs) + _written(inner, inner.root)
+        return sum(_read(inner, each.name, size) for each in inputs) + _written(
+            inner, inner.root, size)
     operands = dict.fromkeys(operand for operand in instruction.operands if operand != name)
-    read = sum(_read(computation, operand, [instruction]) for operand in operands)
-    return read + _written(computation, name)
+    read = sum(_read(computation, operand, size, [instruction]) for operand in operands)
+    return read + _written(computation, name, size)
 
 
-def _read(computation, name, users=None):
+def _read(computation, name, size, users=None):
     """Bytes of one array that its users read: all of it, or what they slice from it."""
     users = users or [each for each in computation.instructions.values() if name in each.operands]
-    total = 0
+    shape, total = computation[name].shape, 0
     for user in users:
         first = user.operands[0] == name
         if user.opcode == "bitcast":
-            total += _read(computation, user.name)
+            total += _read(computation, user.name, size)
         elif first and user.opcode in SLICES:
-            total += module.shape_bytes(user.shape)
+            total += size(user.shape, shape)
         # An array that is updated in place is not read: `_written` counts what changes.
         elif not (first and user.opcode in ("dynamic-update-slice", "scatter")):
-            return module.shape_bytes(computation[name].shape)
-    return min(total, module.shape_bytes(computation[name].shape))
+            return size(shape, shape)
+    return min(total, size(shape, shape))
 
 
-def _written(computation, name):
-    """Bytes that become new: of an array that is updated in place, only the update."""
+def _written(computation, name, size, whole=None):
+    """Bytes that become new: of an array that is updated in place, only the update.
+
+    whole: the array that is written, of which a bitcast's operand has another shape.
+    """
     instruction = computation[name]
+    whole = instruction.shape if whole is None else whole
     if instruction.opcode == "tuple":
-        return sum(_written(computation, operand) for operand in instruction.operands)
+        return sum(_written(computation, operand, size, own)
+                   for operand, own in zip(instruction.operands, instruction.shape, strict=True))
     if instruction.opcode == "bitcast":
-        return _written(computation, instruction.operands[0])
+        return _written(computation, instruction.operands[0], size, whole)
     if instruction.opcode == "dynamic-update-slice":
-        return module.shape_bytes(computation[instruction.operands[1]].shape)
+        return size(computation[instruction.operands[1]].shape, whole)
     if instruction.opcode == "scatter":  # what is there is read, changed and written
-        return 2 * module.shape_bytes(computation[instruction.operands[2]].shape)
-    return module.shape_bytes(instruction.shape)
+        return 2 * size(computation[instruction.operands[2]].shape, whole)
+    return size(instruction.shape, whole)

@@ -20,15 +20,21 @@ STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.S)
 COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|/\*.*?\*/', re.S)
 HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+)(?: \(.*)? \{\s*")
 NAME = re.compile(r"\s*(ROOT )?%?([\w.\-]+) = ")
-ARRAY = re.compile(r"(\w+)\[([^\]]*)\](\{[^}]*\})?")
+ARRAY = re.compile(r"(\w+)\[([^\]]*)\](?:\{([^}]*)\})?")
+TILE = re.compile(r"T\(([\d,]+)\)")
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """One array of a program: the type of its elements and its extents on one device."""
+    """One array of a program: the type of its elements and its extents on one device.
+
+    layout: as the compiler writes it, such as "1,0:T(8,128)S(1)": the dimensions from the one whose
+    elements are neighbours outwards, the tiles, the memory. Shapes that differ in it are equal.
+    """
 
     dtype: str
     dims: tuple
+    layout: str = dataclasses.field(default="", compare=False)
 
     @property
     def size(self):
@@ -38,9 +44,31 @@ class Shape:
     @property
     def bytes(self):
         """How many bytes its elements fill, without padding."""
+        return (self.size * self._bits + 7) // 8
+
+    @property
+    def _bits(self):
         digits = re.search(r"\d+", self.dtype)  # the first number: f8e4m3fn has 8 bits
-        bits = BITS.get(self.dtype, int(digits.group()) if digits else 0)
-        return (self.size * bits + 7) // 8
+        return BITS.get(self.dtype, int(digits.group()) if digits else 0)
+
+    @property
+    def space(self):
+        """The memory that it lies in: 0 is the device's own; on a TPU 1 is that beside its core."""
+        found = re.search(r"S\((\d+)\)", self.layout)
+        return int(found[1]) if found else 0
+
+    @property
+    def tiled_bytes(self):
+        """How many bytes it takes in memory: a TPU fills the last tile of a dimension up."""
+        tile = TILE.search(self.layout)
+        if not tile:
+            return self.bytes
+        order = [int(at) for at in self.layout.partition(":")[0].split(",") if at]
+        dims = [self.dims[at] for at in order] or [1]  # the innermost first
+        for at, size in enumerate(reversed(tile[1].split(","))):
+            if at < len(dims):
+                dims[at] = -(-dims[at] // int(size)) * int(size)
+        return (math.prod(dims) * self._bits + 7) // 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,13 +258,14 @@ def _shape(text, at):
     found = ARRAY.match(text, at)
     if not found:
         raise ValueError(f"expected a shape in the HLO text, found {text[at:at + 60]!r}")
-    return _array(found[1], found[2]), found.end()
+    return _array(found[1], found[2], found[3] or ""), found.end()
 
 
 @functools.lru_cache(maxsize=4096)  # a program has thousands of arrays of a few dozen shapes
-def _array(dtype, extents):
+def _array(dtype, extents, layout):
     # <=8: an extent that is known only when the program runs, by its bound
-    return Shape(dtype, tuple(int(dim.strip("<=")) for dim in extents.split(",") if dim.strip()))
+    dims = tuple(int(dim.strip("<=")) for dim in extents.split(",") if dim.strip())
+    return Shape(dtype, dims, layout)
 
 
 def split(text: str, separator: str):

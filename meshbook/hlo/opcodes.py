@@ -1,6 +1,6 @@
-"""What each HLO opcode and each custom call is to somebody who counts matmuls.
+"""What each HLO opcode and each custom call is to somebody who counts matmuls, or reads a timeline.
 
-Three kinds: those that run other computations (WALKED), those in which there is no matmul (PLAIN)
+Three kinds for who counts: those that run other computations (WALKED), those in which there is no matmul (PLAIN)
 and the matmuls, which `meshbook.hlo.flops` measures. An opcode of a newer compiler is in none of
 them.
 
@@ -8,6 +8,7 @@ Source: openxla/xla, `xla/hlo/ir/hlo_opcode.h`.
 """
 
 import re
+from collections.abc import Iterable
 
 WALKED = frozenset("fusion call async custom-call conditional while".split())
 MOVING = frozenset("""
@@ -35,6 +36,14 @@ REDUCING = frozenset("""
 """.split())
 RANDOM = frozenset("rng rng-bit-generator rng-get-and-update-state".split())
 SOLVING = frozenset("cholesky fft triangular-solve".split())
+PRODUCTS = frozenset("convolution dot ragged-dot scaled-dot".split())
+SUMS = frozenset({"reduce", "reduce-window"})
+TALKING = COLLECTIVE | {"send", "recv"}
+MOVES = frozenset("""
+    after-all bitcast broadcast concatenate constant copy dynamic-slice dynamic-update-slice
+    get-tuple-element infeed outfeed pad parameter partition-id replica-id reshape reverse slice
+    transpose tuple
+""".split())
 PLAIN = MOVING | COLLECTIVE | ELEMENTWISE | REDUCING | RANDOM | SOLVING
 
 TARGETS = re.compile("|".join((
@@ -68,6 +77,23 @@ def plain(opcode: str):
     return opcode.removesuffix("-start") in PLAIN or opcode.endswith(("-done", "-update"))
 
 
+def known(opcode: str):
+    """Whether anything is known of instructions of this opcode."""
+    bare = re.sub("-(start|update|done)$", "", opcode)
+    return walked(bare) or plain(bare) or bare in PRODUCTS
+
+
 def plain_target(target: str):
     """Whether there is no matmul in a custom call of this target."""
     return TARGETS.fullmatch(target) is not None
+
+
+def kind(opcodes: Iterable[str]):
+    """What an operation made of these does: "compute", "collective", or "copy" if it only moves.
+
+    A product that carries a collective along is "compute".
+    """
+    names = {re.sub("-(start|update|done)$", "", name) for name in opcodes}
+    if names & TALKING and not names & PRODUCTS:
+        return "collective"
+    return "copy" if names <= MOVES else "compute"

@@ -27,7 +27,9 @@ class Device:
     links: how many it has; link: bytes/s over one of them in one direction, the other being free at
     the same time. The links of a TPU lead to neighbours on a torus, two for each dimension;
     `switch`: those of a GPU lead to a switch, and all of them to anybody. hop: seconds from one
-    chip to the next, at least; 0 where no source says.
+    chip to the next, at least; 0 where no source says. clock: cycles a second of a TPU's core, by
+    which its matrix units make `flops` (2 · 128² of them a cycle and unit, of which a v2 core has 1,
+    a v3 core 2, a v4 and a v5p chip 8, a v5e 4; 2 · 256² and 4 units on v6e and TPU7x); 0 where not known.
     Two cores that share a chip's links can each use them all while the other is silent; so `links`
     are the chip's.
     """
@@ -41,6 +43,7 @@ class Device:
     source: str
     switch: bool = False
     hop: float = HOP
+    clock: float = 0.0
 
     @property
     def interconnect(self):
@@ -48,9 +51,9 @@ class Device:
         return self.links * self.link
 
 
-def _core(name, flops, memory, bandwidth, links, link, source):
+def _core(name, flops, memory, bandwidth, links, link, source, clock=0.0):
     """A core of a chip that has two."""
-    return Device(name, flops / 2, memory / 2, bandwidth / 2, links, link, source)
+    return Device(name, flops / 2, memory / 2, bandwidth / 2, links, link, source, clock=clock)
 
 
 def _gpu(name, flops, memory, bandwidth, links, link, source):
@@ -59,17 +62,19 @@ def _gpu(name, flops, memory, bandwidth, links, link, source):
 
 DEVICES = {each.name: each for each in (
     _core("TPU v2", 46 * T, 16 * GIB, 700 * G, 4, 496 / 8 * G,
-          f"{JOUPPI}; memory bandwidth: Norrie et al. 2021, doi:10.1109/MM.2021.3058217"),
-    _core("TPU v3", 123 * T, 32 * GIB, 900 * G, 4, 656 / 8 * G, f"{CLOUD}v3; links: {JOUPPI}"),
+          f"{JOUPPI}; memory bandwidth: Norrie et al. 2021, doi:10.1109/MM.2021.3058217",
+          clock=0.7 * G),
+    _core("TPU v3", 123 * T, 32 * GIB, 900 * G, 4, 656 / 8 * G, f"{CLOUD}v3; links: {JOUPPI}",
+          clock=0.94 * G),
     Device("TPU v4", 275 * T, 32 * GIB, 1200 * G, 6, 50 * G,
-           f"{CLOUD}v4; links: Jouppi et al. 2023, doi:10.1145/3579371.3589350"),
+           f"{CLOUD}v4; links: Jouppi et al. 2023, doi:10.1145/3579371.3589350", clock=1.05 * G),
     # Of these four, Google gives the bandwidth of all ports in both directions: 400, 1200, 800 and
     # 1200 GB/s; one of them has a 2·links-th of it in one direction.
-    Device("TPU v5e", 197 * T, 16 * GIB, 819 * G, 4, 50 * G, f"{CLOUD}v5e"),
-    Device("TPU v5p", 459 * T, 95 * GIB, 2765 * G, 6, 100 * G, f"{CLOUD}v5p"),
+    Device("TPU v5e", 197 * T, 16 * GIB, 819 * G, 4, 50 * G, f"{CLOUD}v5e", clock=1.5 * G),
+    Device("TPU v5p", 459 * T, 95 * GIB, 2765 * G, 6, 100 * G, f"{CLOUD}v5p", clock=1.75 * G),
     Device("TPU v6e", 918 * T, 32 * GIB, 1638 * G, 4, 100 * G,
-           f"{CLOUD}v6e; memory bandwidth: {CLOUD}tpu7x"),
-    _core("TPU7x", 2307 * T, 192 * GIB, 7380 * G, 6, 100 * G, f"{CLOUD}tpu7x"),
+           f"{CLOUD}v6e; memory bandwidth: {CLOUD}tpu7x", clock=1.75 * G),
+    _core("TPU7x", 2307 * T, 192 * GIB, 7380 * G, 6, 100 * G, f"{CLOUD}tpu7x", clock=2.2 * G),
     _gpu("A100", 312 * T, 80 * GIB, 2039 * G, 12, 25 * G, f"{NVIDIA}a100/ (SXM, 80 GB)"),
     _gpu("H100", 989 * T, 80 * GIB, 3350 * G, 18, 25 * G, f"{NVIDIA}h100/ (SXM)"),
     _gpu("H200", 989 * T, 141 * GIB, 4800 * G, 18, 25 * G, f"{NVIDIA}h200/ (SXM)"),

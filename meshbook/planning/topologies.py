@@ -195,6 +195,13 @@ def compile_for(name: str, step: Callable, *arguments: Any, cache: Path | str | 
     return compilation
 
 
+def text_for(name: str, step: Callable, *arguments: Any):
+    """The HLO text of a jitted function compiled for a TPU that is not here, as `compile_for`."""
+    arguments, mesh = _placed(name, arguments)
+    with jax.set_mesh(mesh) if mesh else contextlib.nullcontext(), quiet():
+        return step.lower(*arguments).compile().as_text()
+
+
 def _placed(name, arguments):
     """The arguments, each with a layout on this topology, and their mesh."""
     layouts = {leaf.sharding for leaf in jax.tree.leaves(arguments)}

@@ -222,6 +222,14 @@ class Trace:
             busy_until[record.device] = max(until, record.end)  # streams of a device overlap
         return found
 
+    def exposed(self, kind: str = "collective"):
+        """{device: ms in which it ran operations of this kind, and of no other}, by device."""
+        edges = collections.defaultdict(list)
+        for record in self.records:
+            own = record.kind == kind
+            edges[record.device] += [(record.start, own, 1), (record.end, own, -1)]
+        return {device: _alone(sorted(own)) for device, own in sorted(edges.items())}
+
     def operations(self, top: int | None = None):
         """Shares of all operations, longest first; behind the first `top` the rest as one."""
         total, count = collections.Counter(), collections.Counter()
@@ -253,6 +261,17 @@ class Trace:
 
     def _repr_markdown_(self):
         return self.operations(10)._repr_markdown_()
+
+
+def _alone(edges):
+    """The time in which only the kind that is asked for runs: of [(when, own kind?, +1 or -1)]."""
+    running, alone, before = [0, 0], 0.0, 0.0
+    for at, own, change in edges:
+        if running[True] and not running[False]:
+            alone += at - before
+        running[own] += change
+        before = at
+    return alone
 
 
 class Operations(list):

@@ -18,20 +18,14 @@ from typing import NamedTuple
 
 from jax.profiler import ProfileData
 
-from meshbook.hlo.collectives import KINDS
+from meshbook.hlo import opcodes
 from meshbook.profiling import hlo_protos
 
 DEVICE = re.compile(r"/device:(GPU|TPU):(\d+)")
 LINES = {"GPU": "Stream", "TPU": "XLA Ops"}  # other lines say the same again
 CONTROL = ("while", "conditional", "call")
-COLLECTIVE, PRODUCTS = {*KINDS, "send", "recv"}, {"dot", "convolution"}
-MOVES = {
-    *("copy", "transpose", "reshape", "bitcast", "slice", "dynamic-slice", "dynamic-update-slice"),
-    *("concatenate", "pad", "broadcast", "reverse", "parameter", "constant", "tuple"),
-    *("get-tuple-element", "partition-id", "replica-id", "after-all", "infeed", "outfeed"),
-}
 # Where the program is not in the file: how XLA, CUDA and NCCL usually call these.
-NAMED_COLLECTIVE = re.compile(rf"nccl|psum|\b(?:{'|'.join(KINDS)})", re.IGNORECASE)
+NAMED_COLLECTIVE = re.compile(rf"nccl|psum|\b(?:{'|'.join(sorted(opcodes.COLLECTIVE))})", re.IGNORECASE)
 NAMED_MOVE = re.compile(
     r"(?:wrapped_)?(?:copy|transpose|slice|concatenate|pad|broadcast|bitcast|memcpy|memset|"
     r"dynamic-slice|dynamic-update-slice|data formatting)", re.IGNORECASE)
@@ -181,11 +175,7 @@ def _kind(profile, program, operation, kernel):
     opcode, inside = profile.opcodes.get((program, operation), (None, {}))
     if opcode is None or (opcode.startswith("async") and not inside):
         return _kind_by_name(operation, kernel)
-    opcodes = inside.values() or {opcode}
-    names = {re.sub("-(start|update|done)$", "", name) for name in opcodes}
-    if names & COLLECTIVE and not names & PRODUCTS:
-        return "collective"
-    return "copy" if names <= MOVES else "compute"
+    return opcodes.kind(inside.values() or {opcode})
 
 
 def _kind_by_name(operation, kernel):

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from meshbook.hlo.collectives import KINDS, Moved, collectives
+from meshbook.hlo.collectives import Moved, collectives
+from meshbook.hlo.exchanges import KINDS
 from meshbook.proofs.verdicts import ProofFailed, Verdict
 from meshbook.text import sized_bytes
 

@@ -1,0 +1,31 @@
+"""Programs that a TPU's compiler made, kept as text, for pages that play them through.
+
+`python -m benchmarks.aot texts` compiles them anew.
+"""
+
+import lzma
+import re
+
+from jax.sharding import AbstractMesh
+
+from meshbook.planning.topologies import RESULTS
+
+
+def path_of(name: str):
+    """The file of a program by its name in the record, such as "v5e-8 (8, 1) 1024"."""
+    return RESULTS / f"tpu-{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}.txt.xz"
+
+
+def recorded_program(name: str):
+    """(HLO text, mesh) of a program that was kept; the mesh has no devices.
+
+    Raises ValueError for a name under which none was kept.
+    """
+    path = path_of(name)
+    if not path.exists():
+        kept = ", ".join(sorted(each.name for each in RESULTS.glob("tpu-*.txt.xz")))
+        raise ValueError(f"expected the name of a program that was kept ({kept}); found {name!r}, "
+                         f"which would be {path.name}")
+    sizes = re.search(r"\((\d+), (\d+)\)", name).groups()
+    return lzma.decompress(path.read_bytes()).decode(), AbstractMesh(
+        tuple(map(int, sizes)), ("batch", "model"))
