@@ -24,7 +24,7 @@ from benchmarks.__main__ import ROOT, machine, provenance
 from meshbook.hlo.wire import wire_seconds
 from meshbook.planning import topologies
 from meshbook.planning.devices import DEVICES
-from meshbook.profiling.estimated import estimate
+from meshbook.profiling.estimated_runs import estimated_run
 
 PUBLISHED, RESULTS = ROOT / "benchmarks" / "published.toml", ROOT / "results" / "clock.json"
 TEXTS = ROOT / "_build" / "clock"
@@ -67,7 +67,7 @@ def exchanged(group, arguments, seconds):
 def measured(group, arguments, seconds):
     """What was published of a program, and what the clock says of it, in ms."""
     device = DEVICES[group["tpu"]]
-    found = estimate(text_of(group, arguments), None, device)
+    found = estimated_run(text_of(group, arguments), None, device)
     return {"source": group["source"], "tpu": group["tpu"], "kind": group["kind"],
             "program": group["program"], "arguments": arguments, "published ms": 1e3 * seconds,
             "raw ms": found.raw, "corrected ms": found.step, "basis": found.by_basis(),

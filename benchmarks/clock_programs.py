@@ -176,6 +176,7 @@ def attention(b, t, h, k, causal):
             seen = jnp.tril(jnp.ones((t, t), bool))
             scores_BHTS = jnp.where(seen, scores_BHTS, jnp.finfo(F32).min)
         p_BHTS = jax.nn.softmax(scores_BHTS).astype(BF16)
-        return jnp.einsum("BHTS,BSHK->BTHK", p_BHTS, v_BTHK, preferred_element_type=F32).astype(BF16)
+        y_BTHK = jnp.einsum("BHTS,BSHK->BTHK", p_BHTS, v_BTHK, preferred_element_type=F32)
+        return y_BTHK.astype(BF16)
 
     return attend, [array((b, t, h, k), BF16)] * 3

@@ -21,8 +21,9 @@ from meshbook.hlo.module import Computation, Instruction, Module, Shape
 
 CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 OVERFLOWN = 2**62  # the compiler's sum went beyond what it can hold
-# The compiler charges transfers with 1.1 to 1.3 times what they need at full bandwidth; those of a
-# norm's arithmetic with up to 3.7, of which published times have no trace; and some cycles to start.
+# The compiler charges transfers with 1.1 to 1.3 times what they need at full bandwidth, and some
+# cycles to start. A norm's arithmetic it charges with up to 3.7 times as much; published times of
+# norms have no trace of that.
 USUAL, MOST, START = 1.25, 4, 2500
 # One step for each element, in no fusion: charged with twice and three times what a fusion of the
 # same is charged with.

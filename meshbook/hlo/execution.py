@@ -57,8 +57,8 @@ def _shares(program, taken):
                 raise ValueError(f"taken: expected one key for each conditional; found another one "
                                  f"for %{each.name}, {key!r}")
             if len(given) != len(branches_of(each)):
-                raise ValueError(f"taken[{key!r}]: expected {len(branches_of(each))} shares, one for "
-                                 f"each branch, found {given}; {_listed(found.values())}")
+                raise ValueError(f"taken[{key!r}]: expected {len(branches_of(each))} shares, one "
+                                 f"for each branch, found {given}; {_listed(found.values())}")
             shares[each.name] = given
         if min(given) < 0 or not math.isclose(sum(given), 1):
             raise ValueError(f"taken[{key!r}]: expected shares from 0 to 1 that sum to 1, found "

@@ -44,7 +44,7 @@ def of_any(part: module.Shape | tuple, whole: module.Shape | tuple):
 
 
 def of_device(part: module.Shape | tuple, whole: module.Shape | tuple):
-    """The bytes that a part takes in the device's memory, tiles filled up; 0 if `whole` is not there.
+    """The bytes that a part takes in the device's memory, tiles filled up; 0 if it is not there.
 
     What lies beside a TPU's core, or in its registers, is not in the device's memory.
     """

@@ -1,8 +1,8 @@
-"""What each HLO opcode and each custom call is to somebody who counts matmuls, or reads a timeline.
+"""What each HLO opcode and each custom call is to somebody who counts matmuls, or times them.
 
-Three kinds for who counts: those that run other computations (WALKED), those in which there is no matmul (PLAIN)
-and the matmuls, which `meshbook.hlo.flops` measures. An opcode of a newer compiler is in none of
-them.
+Three kinds for who counts: those that run other computations (WALKED), those in which there is no
+matmul (PLAIN) and the matmuls, which `meshbook.hlo.flops` measures. An opcode of a newer compiler
+is in none of them.
 
 Source: openxla/xla, `xla/hlo/ir/hlo_opcode.h`.
 """

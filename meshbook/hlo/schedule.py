@@ -119,7 +119,7 @@ class _Player:
             self._wait(name)
 
     def _exchanged(self, computation, instruction):
-        """(Exchange, what happens to it here, its key) of a collective, None for other operations."""
+        """(Exchange, what happens to it here, its key) of a collective; None for the others."""
         parts = list(clock.inside(self.program, computation, instruction))
         marks = {each.attributes.get("custom_call_target", "").strip('"')
                  for _, each in parts if each.opcode == "custom-call"}

@@ -27,9 +27,10 @@ class Device:
     links: how many it has; link: bytes/s over one of them in one direction, the other being free at
     the same time. The links of a TPU lead to neighbours on a torus, two for each dimension;
     `switch`: those of a GPU lead to a switch, and all of them to anybody. hop: seconds from one
-    chip to the next, at least; 0 where no source says. clock: cycles a second of a TPU's core, by
-    which its matrix units make `flops` (2 · 128² of them a cycle and unit, of which a v2 core has 1,
-    a v3 core 2, a v4 and a v5p chip 8, a v5e 4; 2 · 256² and 4 units on v6e and TPU7x); 0 where not known.
+    chip to the next, at least; 0 where no source says. clock: cycles a second of a TPU's core, 0
+    where not known: at this rate its matrix units (n² multiplications and additions a cycle: one of
+    n = 128 on v2, two on v3, eight on v4 and v5p, four on v5e; four of n = 256 on v6e and TPU7x)
+    make `flops`.
     Two cores that share a chip's links can each use them all while the other is silent; so `links`
     are the chip's.
     """

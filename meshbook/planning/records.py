@@ -1,7 +1,7 @@
 """What was measured on accelerators, by `python -m benchmarks.accelerator`, as pictures.
 
-A record is results/<device>.json of a full-size run on a GPU or a TPU. Where there is none, every
-function here returns the sentence that says so, which a page shows in the picture's place.
+A record is results/<device>.json of a full-size run on a GPU or a TPU. Where there is none, nothing
+is drawn, and a page shows nothing.
 """
 
 import json
@@ -12,32 +12,11 @@ from meshbook.drawing.figures import bars
 from meshbook.planning.topologies import RESULTS
 
 
-class Sentence(str):
-    """A line of text that a page shows as such."""
-
-    def _repr_markdown_(self):
-        return str(self)
-
-    def __repr__(self):
-        return str(self)
-
-
-NONE = Sentence("No accelerator was measured yet: run `python -m benchmarks.accelerator` on one.")
-
-
 def accelerators(folder: Path | str = RESULTS):
     """All records of accelerators in a folder, by device."""
     found = [json.loads(path.read_text("utf8")) for path in sorted(Path(folder).glob("*.json"))]
     return [each for each in found
             if each.get("platform") in ("gpu", "tpu") and each.get("size") == "full"]
-
-
-def source(folder: Path | str = RESULTS):
-    """One sentence: which accelerators were measured, when, with which JAX, from which code."""
-    said = [f"{each['device']}, {each['provenance']['date'][:10]}, "
-            f"jax {each['provenance']['versions']['jax']}, commit "
-            f"{each['provenance']['commit'][:7] or 'unknown'}" for each in accelerators(folder)]
-    return Sentence(f"Measured on {'; '.join(said)}.") if said else NONE
 
 
 def draw_steps(cell: str, folder: Path | str = RESULTS):
@@ -71,11 +50,11 @@ def draw_peaks(cell: str, folder: Path | str = RESULTS):
 def recorded_bars(cell: str, folder: Path | str, key: str, rows: Callable, unit: str, what: str):
     """Bars of what rows(contestants that have the key) gives, on the first accelerator with them.
 
-    KeyError for a cell that no record has; NONE where there is no record.
+    KeyError for a cell that no record has; None where there is no record.
     """
     records = accelerators(folder)
     if not records:
-        return NONE
+        return None
     known = sorted({name for record in records for name in record["cells"]})
     if cell not in known:
         raise KeyError(f"no cell {cell!r} was measured; there are {'; '.join(known)}")

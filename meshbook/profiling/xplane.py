@@ -25,7 +25,8 @@ DEVICE = re.compile(r"/device:(GPU|TPU):(\d+)")
 LINES = {"GPU": "Stream", "TPU": "XLA Ops"}  # other lines say the same again
 CONTROL = ("while", "conditional", "call")
 # Where the program is not in the file: how XLA, CUDA and NCCL usually call these.
-NAMED_COLLECTIVE = re.compile(rf"nccl|psum|\b(?:{'|'.join(sorted(opcodes.COLLECTIVE))})", re.IGNORECASE)
+NAMED_COLLECTIVE = re.compile(
+    rf"nccl|psum|\b(?:{'|'.join(sorted(opcodes.COLLECTIVE))})", re.IGNORECASE)
 NAMED_MOVE = re.compile(
     r"(?:wrapped_)?(?:copy|transpose|slice|concatenate|pad|broadcast|bitcast|memcpy|memset|"
     r"dynamic-slice|dynamic-update-slice|data formatting)", re.IGNORECASE)

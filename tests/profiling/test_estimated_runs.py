@@ -10,7 +10,7 @@ from meshbook.drawing.profiles import draw_gantt, draw_shares
 from meshbook.hlo import schedule
 from meshbook.hlo.flops import work
 from meshbook.planning.devices import DEVICES
-from meshbook.profiling.estimated import estimate
+from meshbook.profiling.estimated_runs import estimated_run
 from meshbook.profiling.traces import Record, Trace
 
 PROGRAMS = pathlib.Path(__file__).parents[1] / "support" / "programs"
@@ -24,7 +24,7 @@ def text():
 
 @pytest.fixture(scope="module")
 def run(text):
-    return estimate(text, abstract_mesh(4, 2), V5E)
+    return estimated_run(text, abstract_mesh(4, 2), V5E)
 
 
 def test_exposed_is_where_nothing_else_runs():
@@ -59,7 +59,7 @@ def test_what_the_times_rest_on_is_told(run):
 
 
 def test_links_that_are_lines_take_longer(run, text):
-    line = estimate(text, abstract_mesh(4, 2), V5E, ring=False)
+    line = estimated_run(text, abstract_mesh(4, 2), V5E, ring=False)
     assert line.step > run.step and line.raw == run.raw
 
 

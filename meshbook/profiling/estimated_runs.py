@@ -1,11 +1,12 @@
 """A step on a TPU that is not here, as a trace: its program played through by its compiler's clock.
 
-What `read_trace` reads of a real run, `estimate` makes of a compiled program: the same records, and
-so the same drawings and tables. They are an estimate: by how much it is off where real times have
-been published stands in `results/clock.json`.
+What `read_trace` reads of a real run, `estimated_run` makes of a compiled program: the same
+records, and so the same drawings and tables. They are an estimate: by how much it is off where real
+times have been published stands in `results/clock.json`.
 """
 
 import collections
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,7 +14,7 @@ from meshbook.hlo import schedule
 from meshbook.profiling.traces import Record, Trace
 
 
-class Estimate(Trace):
+class EstimatedRun(Trace):
     """One run of a program on one device by its compiler's clock, as step 0 of device 0.
 
     played: the Spans of `meshbook.hlo.schedule.play`; device: the TPU. Times are ms.
@@ -21,8 +22,7 @@ class Estimate(Trace):
 
     def __init__(self, played: Iterable[schedule.Span], device: Any):
         self.played, self.device = list(played), device
-        super().__init__(Record(0, each.operation, each.kind, 1e3 * each.start,
-                                1e3 * (each.end - each.start), 0) for each in self.played)
+        super().__init__(map(_record, self.played))
         self.work = [each for each in self.played if each.cost is not None]
 
     @property
@@ -44,8 +44,17 @@ class Estimate(Trace):
 
     @property
     def unestimated(self):
-        """{operation: bytes} of what the compiler has no estimate for, and the memory's floor holds."""
+        """{operation: bytes} of what has no estimate; its time is what these bytes need."""
         return {each.operation: each.cost.moved for each in self.work if each.cost.estimate is None}
+
+    def by_source(self, top: int | None = None):
+        """Operations by what they were made of, their paths in the Python program, longest first.
+
+        Those without a path stand under their own names.
+        """
+        source = lambda each: re.sub(r"^jit\(\w+\)/", "", each.op_name) or each.operation
+        return Trace(_record(each)._replace(operation=source(each))
+                     for each in self.played).operations(top)
 
     def utilisation(self, flops: int | float):
         """So many FLOPs of a device, of what it could do in the time of the run.
@@ -56,11 +65,15 @@ class Estimate(Trace):
         return flops / (self.step / 1e3 * self.device.flops)
 
 
-def estimate(compiled: Any, mesh: Any, device: Any, ring: bool = True):
-    """What a program that was compiled for a TPU takes there by its compiler's clock: an Estimate.
+def _record(span):
+    return Record(0, span.operation, span.kind, 1e3 * span.start, 1e3 * (span.end - span.start), 0)
+
+
+def estimated_run(compiled: Any, mesh: Any, device: Any, ring: bool = True):
+    """An EstimatedRun of a program that was compiled for a TPU.
 
     compiled: `jax.stages.Compiled`, or HLO text; mesh: the one that it was compiled for, or None;
     device: of `meshbook.planning.devices`; ring: whether each mesh axis is a ring of chips, or a
     line. Raises what `play` raises.
     """
-    return Estimate(schedule.play(compiled, mesh, device, ring), device)
+    return EstimatedRun(schedule.play(compiled, mesh, device, ring), device)
