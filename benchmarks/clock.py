@@ -77,6 +77,7 @@ def measured(group, arguments, seconds):
 def main(words):
     """Compile, compare, print, record."""
     os.environ["JAX_PLATFORMS"] = "cpu"
+    jax.config.update("jax_traceback_in_locations_limit", 0)  # no paths of this machine in texts
     chosen = [(each, row) for each, what in ((measured, "measured"), (exchanged, "exchanged"))
               for row in published(what)
               if not words or any(word in f"{row[0]}{row[1]}" for word in words)]

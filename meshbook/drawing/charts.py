@@ -105,8 +105,9 @@ def _panel(series, colours, top, x, most, band):
     body = [svg.rectangle(LEFT, y(band), WIDTH, y(-band) - y(band), fill="#858585",
                           fill_opacity=0.3)]
     body += [svg.frame(LEFT, top, WIDTH, HEIGHT), svg.line(LEFT, y(0), LEFT + WIDTH, y(0))]
+    marks = (-band, 0, band) if y(0) - y(band) > 12 else range(-1, math.ceil(most))
     body += [svg.text(LEFT - 6, y(error) + 4, f"{error:+.0%}" if error else "0", 11, "end")
-             for error in (-band, 0, band)]
+             for error in marks]
     return body + [svg.element("circle", cx=x(found), cy=y(predicted / found - 1), r=4.5,
                                fill=colours[name], fill_opacity=0.85, data_series=name)
                    for name, row in series.items() for predicted, found in row]
@@ -147,6 +148,7 @@ def _spread(left, y, shares, scale, colour, label):
 
 
 def _decades(low, high):
-    """1, 2, 5 times powers of ten between two exponents."""
-    return [by * 10**power for power in range(math.floor(low), math.ceil(high) + 1)
-            for by in (1, 2, 5) if low <= math.log10(by * 10**power) <= high]
+    """1, 2, 5 times powers of ten between two exponents, or these alone, if there are many."""
+    return [by * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1)
+            for by in ((1, 2, 5) if high - low < 3 else (1,))
+            if low <= math.log10(by * 10.0**power) <= high]

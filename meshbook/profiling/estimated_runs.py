@@ -14,6 +14,9 @@ from meshbook.hlo import schedule
 from meshbook.profiling.traces import Record, Trace
 
 
+BETWEEN = re.compile(r"^jit\(\w+\)/|(?<=/)(shard_map|body|closed_call)/")
+
+
 class EstimatedRun(Trace):
     """One run of a program on one device by its compiler's clock, as step 0 of device 0.
 
@@ -50,9 +53,10 @@ class EstimatedRun(Trace):
     def by_source(self, top: int | None = None):
         """Operations by what they were made of, their paths in the Python program, longest first.
 
-        Those without a path stand under their own names.
+        What JAX puts between the program's own names is left out. Operations without a path stand
+        under their own names.
         """
-        source = lambda each: re.sub(r"^jit\(\w+\)/", "", each.op_name) or each.operation
+        source = lambda each: BETWEEN.sub("", each.op_name) or each.operation
         return Trace(_record(each)._replace(operation=source(each))
                      for each in self.played).operations(top)
 

@@ -58,6 +58,14 @@ def test_what_the_times_rest_on_is_told(run):
     assert run.raw == pytest.approx(1e3 * sum(each.cost.estimate or 0 for each in run.work))
 
 
+def test_operations_of_one_source_stand_together(run):
+    rows = run.by_source()
+    assert sum(row.ms for row in rows) == pytest.approx(sum(run.by_kind().values()))
+    assert sum(row.count for row in rows) == len(run.records) > 2 * len(rows)
+    names = {row.operation for row in rows}
+    assert "jvp(BTF,FD->BTD)/dot_general" in names and not any("jit(step)" in x for x in names)
+
+
 def test_links_that_are_lines_take_longer(run, text):
     line = estimated_run(text, abstract_mesh(4, 2), V5E, ring=False)
     assert line.step > run.step and line.raw == run.raw
