@@ -96,8 +96,12 @@ def _charged(part, whole):
 
 
 def inside(program: Module, computation: Computation, instruction: Instruction) -> Iterator[tuple]:
-    """(computation, instruction) of what an operation is made of: itself, or all in its fusion."""
-    called = instruction.called("calls") if instruction.opcode == "fusion" else ()
+    """(computation, instruction) of what an operation is made of: itself, or all that it calls.
+
+    A fusion calls; and, on a TPU7x, what its other cores do meanwhile, collectives among it.
+    """
+    called = instruction.called("calls", "to_apply", "called_computations") if (
+        instruction.opcode in ("fusion", "call-start", "async-start")) else ()
     if not called:
         yield computation, instruction
     for name in called:

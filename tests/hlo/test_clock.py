@@ -210,13 +210,16 @@ def test_what_is_not_known_is_said():
 
 
 SAVED = [("v5e-data", (8, 1)), ("v5e-tensor", (4, 2)), ("v5e-full", (4, 2)), ("v5e-scan", (4, 2)),
-         ("v2-data", (8, 1)), ("v2-tensor", (4, 2)), ("v2-full", (4, 2)), ("v2-scan", (4, 2))]
+         ("v2-data", (8, 1)), ("v2-tensor", (4, 2)), ("v2-full", (4, 2)), ("v2-scan", (4, 2)),
+         *((f"{tpu}-tensor", (4, 2)) for tpu in ("v3", "v4", "v5p", "v6e", "tpu7x"))]
+NAMED = {"tpu7x": "TPU7x"}
 
 
 @pytest.mark.parametrize("name, shape", SAVED)
 def test_every_collective_of_a_real_program_is_on_the_links_once(name, shape):
     text = gzip.decompress((PROGRAMS / f"{name}.txt.gz").read_bytes()).decode()
-    device, mesh = DEVICES[f"TPU {name.partition('-')[0]}"], abstract_mesh(*shape)
+    tpu, mesh = name.partition("-")[0], abstract_mesh(*shape)
+    device = DEVICES[NAMED.get(tpu, f"TPU {tpu}")]
     spans = schedule.play(text, mesh, device)
     links = [span for span in spans if span.where == schedule.LINKS]
     traffic = collectives(text, mesh)

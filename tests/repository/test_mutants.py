@@ -17,7 +17,8 @@ MODULES = {
     "sharding", "data/augmentation", "data/images", "data/tokens", "models/generation",
     "models/layers", "models/losses", "models/minigpt", "models/vit", "training/loop",
     "training/optimizers", "training/state",
-    "hlo/collectives", "hlo/execution", "hlo/flops", "hlo/module", "hlo/replica_groups", "hlo/wire",
+    "hlo/clock", "hlo/exchanges", "hlo/execution", "hlo/flops", "hlo/memory", "hlo/module",
+    "hlo/replica_groups", "hlo/schedule", "hlo/wire", "profiling/traces",
     "saving/checkpoint_files", "saving/checkpoints", "saving/manifests",
 }
 

@@ -5,6 +5,7 @@ v5e makes of two programs in which matmuls are hard to see.
     python tests/support/programs/make.py cpu-new      # the same with jax 0.12.0.1
     python tests/support/programs/make.py v2           # jax 0.10.2 and libtpu 0.0.42.1, but no TPU
     python tests/support/programs/make.py v5e
+    python tests/support/programs/make.py v3 ... tpu7x # one layout each, for the clock
 
 Writes <platform>-<layout>.txt.gz beside this file; test_programs.py and test_flops.py derive by
 hand what the texts must hold.
@@ -23,7 +24,9 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 B, T, D, F, H, K, L = 64, 64, 256, 1024, 8, 32, 3
-TOPOLOGIES = {"v2": "v2:2x2", "v5e": "v5e:2x4"}
+TOPOLOGIES = {"v2": ("v2:2x2", {}), "v5e": ("v5e:2x4", {})}
+OTHERS = {"v3": ("v3:2x2", {}), "v4": ("v4:2x2x2", {"chip_config_name": "megacore"}),
+          "v5p": ("v5p:2x2x2", {}), "v6e": ("v6e:2x4", {}), "tpu7x": ("tpu7x:2x2x1", {})}
 SHAPES = {"qkv": (D, 3, H, K), "out": (H, K, D), "up": (D, F), "down": (F, D)}
 WHOLE = {name: P() for name in SHAPES}
 TENSOR = {"qkv": P(None, None, "model"), "out": P("model"),
@@ -113,14 +116,16 @@ def compiled_alone(device, name):
 
 def main(platform):
     """Compile all layouts for one platform and save their texts."""
-    if platform in TOPOLOGIES:
+    if platform in TOPOLOGIES | OTHERS:
         from jax.experimental import topologies
+        name, options = (TOPOLOGIES | OTHERS)[platform]
         devices = topologies.get_topology_desc(
-            platform="tpu", topology_name=TOPOLOGIES[platform]).devices
+            platform="tpu", topology_name=name, **options).devices
     else:
         jax.config.update("jax_num_cpu_devices", 8)
         devices = jax.devices()
-    texts = {layout: compiled(devices, layout) for layout in LAYOUTS}
+    layouts = ("tensor",) if platform in OTHERS else LAYOUTS
+    texts = {layout: compiled(devices, layout) for layout in layouts}
     if platform == "v5e":
         texts |= {name: compiled_alone(devices[0], name) for name in HARD}
     for name, text in texts.items():
@@ -132,4 +137,5 @@ def main(platform):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    for platform in sys.argv[1:]:
+        main(platform)
