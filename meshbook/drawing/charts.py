@@ -94,8 +94,8 @@ def draw_agreement(panels: Mapping[str, Mapping[str, Sequence[tuple[Real, Real]]
         body += [svg.line(x(tick), bottom, x(tick), bottom + 4),
                  svg.text(x(tick), bottom + 16, readable(tick), 11)]
     body.append(svg.text(LEFT + WIDTH / 2, bottom + 33, f"{axis}, {unit}", 12))
-    turned = f"rotate(-90 12 {svg.number(bottom / 2 + 12)})"
-    body.append(svg.text(12, bottom / 2 + 12, "error of prediction", 12, transform=turned))
+    turned = f"rotate(-90 8 {svg.number(bottom / 2 + 12)})"
+    body.append(svg.text(8, bottom / 2 + 12, "error of prediction", 12, transform=turned))
     return svg.picture("".join(body), LEFT + WIDTH + 8, bottom + 40, alt, shown=600)
 
 
