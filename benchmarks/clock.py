@@ -1,5 +1,7 @@
 """Hold the compiler's clock against times that were published of real TPUs: results/clock.json.
 
+The texts of the programs go into results/clock-programs.json.xz, from which a page times them anew.
+
     make aot && .venv-aot/bin/python -m benchmarks.clock            all programs
     .venv-aot/bin/python -m benchmarks.clock v5e attention          those with such a word
 
@@ -10,6 +12,7 @@ _build/clock: what was compiled by the same libtpu is not compiled again.
 import gzip
 import importlib.metadata
 import json
+import lzma
 import os
 import statistics
 import sys
@@ -22,7 +25,7 @@ from tqdm import tqdm
 from benchmarks import clock_programs
 from benchmarks.__main__ import ROOT, machine, provenance
 from meshbook.hlo.wire import wire_seconds
-from meshbook.planning import topologies
+from meshbook.planning import programs, topologies
 from meshbook.planning.devices import DEVICES
 from meshbook.profiling.estimated_runs import estimated_run
 
@@ -39,11 +42,15 @@ def published(what):
             yield group, arguments, microseconds / 1e6
 
 
+def name_of(group, arguments):
+    """A name for a program, such as "TPUv6e-syrk-2048"."""
+    return "-".join([group["tpu"], group["program"], *map(str, arguments)]).replace(" ", "")
+
+
 def text_of(group, arguments):
     """The HLO text of a program, compiled for one device of its TPU."""
-    said = "-".join([group["tpu"], group["program"], *map(str, arguments)]).replace(" ", "")
     version = importlib.metadata.version("libtpu")
-    path = TEXTS / f"{said}-{version}.txt.gz"
+    path = TEXTS / f"{name_of(group, arguments)}-{version}.txt.gz"
     if not path.exists():
         function, shapes = getattr(clock_programs, group["program"])(*arguments)
         place = SingleDeviceSharding(topologies.topology(TOPOLOGY[group["tpu"]])[0])
@@ -68,8 +75,8 @@ def measured(group, arguments, seconds):
     """What was published of a program, and what the clock says of it, in ms."""
     device = DEVICES[group["tpu"]]
     found = estimated_run(text_of(group, arguments), None, device)
-    return {"source": group["source"], "tpu": group["tpu"], "kind": group["kind"],
-            "program": group["program"], "arguments": arguments, "published ms": 1e3 * seconds,
+    return {"name": name_of(group, arguments), "source": group["source"], "tpu": group["tpu"],
+            "kind": group["kind"], "program": group["program"], "arguments": arguments, "published ms": 1e3 * seconds,
             "raw ms": found.raw, "corrected ms": found.step, "basis": found.by_basis(),
             "memory ms": 1e3 * sum(each.cost.moved for each in found.work) / device.bandwidth}
 
@@ -94,6 +101,8 @@ def main(words):
         print(f"{kind}: {len(own)}, from {min(own):.2f} to {max(own):.2f}, "
               f"median {statistics.median(own):.2f}")
     if not words:
+        texts = {name_of(*row[:2]): text_of(*row[:2]) for row in published("measured")}
+        programs.PUBLISHED.write_bytes(lzma.compress(json.dumps(texts).encode()))
         source = provenance("python -m benchmarks.clock", ("jax", "jaxlib", "libtpu"))
         topologies.write_json(RESULTS, {
             "provenance": {"machine": machine(), **source}, "rows": rows,

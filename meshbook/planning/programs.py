@@ -1,14 +1,24 @@
 """Programs that a TPU's compiler made, kept as text, for pages that play them through.
 
-`python -m benchmarks.aot texts` compiles them anew.
+`python -m benchmarks.aot texts` compiles training steps anew, `python -m benchmarks.clock` the
+programs whose times were published.
 """
 
+import json
 import lzma
 import re
 
 from jax.sharding import AbstractMesh
 
 from meshbook.planning.topologies import RESULTS
+
+
+PUBLISHED = RESULTS / "clock-programs.json.xz"
+
+
+def published_programs():
+    """{name: HLO text} of the programs whose times on real TPUs were published."""
+    return json.loads(lzma.decompress(PUBLISHED.read_bytes()))
 
 
 def path_of(name: str):
