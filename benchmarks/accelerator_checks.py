@@ -128,8 +128,7 @@ def operations(model, tiny):
     """The table of operations of the fast step at full size, from a trace."""
     cell = next(each for each in cells(tiny) if each.model == model)
     kind, loss = (FastViT, loss_and_metrics) if model == "vit" else (FastMiniGPT, ONE_PASS)
-    more = {"by_bytes": True} if model == "vit" else {}
-    state = fresh(kind, cell, loss, kernel=kernel(cell), **more)
+    state = fresh(kind, cell, loss, kernel=kernel(cell))
     batch = jax.device_put({name: x[0] for name, x in cell.batches().items()})
     timer = state_timer(state, jax.random.key(0, impl="rbg"), batch)[0]
     with tempfile.TemporaryDirectory() as folder:

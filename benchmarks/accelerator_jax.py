@@ -113,13 +113,12 @@ def contestants(cell):
         return {name: (build, useful) for name, build in built.items()}
     useful, _ = costs.vit_step_flops(cell.config, cell.batch)
     less = useful - class_token_saving(cell.config, cell.batch)
-    drop = dict(key=own, by_bytes=True)
-    fast = drop | dict(kernel=kernel(cell))
+    fast = dict(key=own, kernel=kernel(cell))
     return {
         "the sources' way": (partial(source_timer, cell, batch), useful),
         "this book": (ours(ViT, cell), useful),
         "class token alone": (ours(FastViT, cell), less),
-        "and dropout by bytes": (ours(FastViT, cell, **drop), less),
+        "and its own generator": (ours(FastViT, cell, key=own), less),
         "fast": (ours(FastViT, cell, **fast), less),
         f"fast, {CALLS} steps a call": (
             ours(FastViT, cell, batch=many, steps=CALLS, **fast), less),

@@ -130,8 +130,12 @@ class Sharding:
         return spec_of(letters, self.parameters)
 
     def gather(self, letters: str, w: Float[Array | np.ndarray, "..."], dtype: DTypeLike):
-        """A parameter as a product needs it: in dtype, gathered where only parameters are split."""
+        """A parameter as a sum needs it: in dtype, gathered where only parameters are split."""
         return jax.reshard(w.astype(dtype), self.activation(letters))
+
+    def weight(self, letters: str, w: Float[Array | np.ndarray, "..."], dtype: DTypeLike):
+        """A parameter as a product with rows (B, T) needs it: gathered, its gradient summed once."""
+        return shared(self.gather(letters, w, dtype), *map(self.activations.get, "BT"))
 
     def also(self, activations: Mapping | tuple = (), parameters: Mapping | tuple = (),
              **both: str | tuple[str, ...] | None):
@@ -156,6 +160,20 @@ class Sharding:
     @classmethod
     def fully_sharded(cls):
         return cls.tensor_parallel().also(parameters={"D": "batch"})
+
+
+def shared(x: Float[Array, "..."], *rules: str | tuple[str, ...] | None):
+    """x, to whose gradient the devices along these mesh axes each have a part, summed here.
+
+    JAX calls x `reduced` along them. A product alone would sum the parts at once, so that of
+    several products with x each has a sum of its own. Axes that split x, or are manual in an
+    enclosing shard_map, are left out.
+    """
+    spec = jax.typeof(x).sharding.spec
+    taken = {axis for rule in spec.partitions for axis in axes_of(rule)}
+    taken |= set(jax.sharding.get_abstract_mesh().manual_axes)
+    axes = {axis for rule in rules for axis in axes_of(rule)} - taken
+    return jax.reshard(x, P(*spec.partitions, reduced=axes)) if axes else x
 
 
 def shard_map_over_the_rest(function: Callable, in_specs: Any, out_specs: Any):

@@ -6,7 +6,7 @@ no measurement. For matrix products it comes near to published times. For other 
 longer of two: of the arithmetic, and of a transfer that the compiler charges too much for, since it
 counts four bytes for every element, whatever its type, and for a sum as many elements written as
 read. Where the transfer is the longer one, the estimate here is scaled to the bytes that the
-operation really reads and writes. Nothing is quicker than the device's memory can be; and that is
+operation really reads and writes, but to no less than its arithmetic needs. Nothing is quicker than the device's memory can be; and that is
 all that there is to say of an operation without an estimate.
 
 Held against published times of real TPUs: `results/clock.json`.
@@ -25,6 +25,7 @@ OVERFLOWN = 2**62  # the compiler's sum went beyond what it can hold
 # cycles to start. A norm's arithmetic it charges with up to 3.7 times as much; published times of
 # norms have no trace of that.
 USUAL, MOST, START = 1.25, 4, 2500
+LANES = 4 * 8 * 128  # elements that a core's vector units take in a cycle, by the same estimates
 # One step for each element, in no fusion: charged with twice and three times what a fusion of the
 # same is charged with.
 SINGLE = opcodes.ELEMENTWISE | opcodes.SUMS | {"broadcast", "convert"}
@@ -73,14 +74,22 @@ def _scaled(program, computation, instruction, names, cycles, device):
     charged = memory.moved(program, computation, instruction, _charged)
     if names & opcodes.SUMS:
         shapes = [each.shape for _, each in inside(program, computation, instruction)]
-        widest = max(_charged(each, each) for each in shapes if isinstance(each, Shape))
+        widest = max((_charged(each, each) for each in shapes if isinstance(each, Shape)), default=0)
         charged += max(0, widest - _charged(instruction.shape, instruction.shape))
     by_bytes = device.clock / device.bandwidth
     if instruction.opcode in SINGLE:
         return min(cycles, USUAL * moved * by_bytes + START)
     if cycles > MOST * charged * by_bytes + START or not charged:
         return cycles  # its arithmetic takes longer than its transfers
-    return cycles * min(1.0, moved / charged)
+    scaled = cycles * min(1.0, moved / charged)
+    return min(cycles, max(scaled, _arithmetic(program, computation, instruction)))
+
+
+def _arithmetic(program, computation, instruction):
+    """Cycles that the arithmetic of an operation needs at least, an element at a time."""
+    steps = sum(each.shape.size for _, each in inside(program, computation, instruction)
+                if each.opcode in opcodes.ELEMENTWISE and isinstance(each.shape, Shape))
+    return steps / LANES
 
 
 def _anywhere(part, whole):

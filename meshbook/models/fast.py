@@ -1,9 +1,9 @@
 """The same models and the same step, faster: parameter for parameter those of the book.
 
 Attention by a kernel that keeps its scores in the processor (cuDNN on NVIDIA GPUs); of the ViT's
-last block only the class token, which is all that the head reads; dropout from a byte a number
-instead of four; several steps in one call. A state of the book's own models fits these, and gives
-the same logits and gradients with dropout off; with it on, other numbers are drawn.
+last block only the class token, which is all that the head reads; several steps in one call. A state
+of the book's own models fits these, and gives the same logits and gradients with dropout off; with
+it on, the last block draws other numbers.
 
 Source: Dao et al. 2022, "FlashAttention".
 """
@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from meshbook.models.layers import MLP, Attention, keys_for
+from meshbook.models.layers import Attention
 from meshbook.models.minigpt import CausalAttention, MiniGPT, MiniGPTConfig
 from meshbook.models.vit import Block, ViT, ViTConfig
 from meshbook.sharding import Sharding
@@ -61,29 +61,9 @@ class ClassAttention(Attention):
         """Some of the three of query, key and value: (B, T, S, H, K)."""
         w_DSHK, b_SHK = self.w_qkv_DSHK[...][:, part], self.b_qkv_SHK[...][part]
         s, dtype = self.sharding, x_BTD.dtype
-        y_BTSHK = jnp.einsum("BTD,DSHK->BTSHK", x_BTD, s.gather("DSHK", w_DSHK, dtype),
+        y_BTSHK = jnp.einsum("BTD,DSHK->BTSHK", x_BTD, s.weight("DSHK", w_DSHK, dtype),
                              out_sharding=s.activation("BTSHK"))
         return y_BTSHK + s.gather("SHK", b_SHK, dtype)
-
-
-def dropout_by_bytes(x: Float[Array, "..."], rate: int | float, key: jax.Array | None):
-    """dropout, by a random byte for each number: the rate is rounded to a 256th. No key: x."""
-    least = round(256 * rate)
-    if key is None or least == 0:
-        return x
-    words = jax.random.bits(key, (*x.shape[:-1], -(-x.shape[-1] // 4)), jnp.uint32)
-    bytes_ = jax.lax.bitcast_convert_type(words, jnp.uint8)
-    keep = bytes_.reshape(*x.shape[:-1], -1)[..., :x.shape[-1]] >= least
-    return jnp.where(keep, x * (256 / (256 - least)), 0).astype(x.dtype)
-
-
-class BytesMLP(MLP):
-    """The MLP with dropout by bytes; for one device."""
-
-    def __call__(self, x_BTD: Float[Array, "B T D"], key: jax.Array | None = None):
-        first, second = keys_for(key, 2)
-        h_BTF = dropout_by_bytes(jax.nn.gelu(self.widen(x_BTD)), self.rate, first)
-        return dropout_by_bytes(self.narrow(h_BTF), self.rate, second)
 
 
 class LastBlock(Block):
@@ -109,17 +89,14 @@ class KernelCausalAttention(CausalAttention):
 class FastViT(ViT):
     """The same ViT, parameter for parameter. kernel: "cudnn" or "xla"; None is JAX's choice.
 
-    cuDNN takes bfloat16 and float16, on NVIDIA GPUs, heads of a multiple of 8 numbers. by_bytes:
-    dropout by bytes, for one device.
+    cuDNN takes bfloat16 and float16, on NVIDIA GPUs, heads of a multiple of 8 numbers.
     """
 
     def __init__(self, config: ViTConfig, sharding: Sharding, *, rngs: nnx.Rngs,
-                 kernel: str | None = None, by_bytes: bool = False):
+                 kernel: str | None = None):
         super().__init__(config, sharding, rngs=rngs)
         for block in self.blocks:
             become(block.attention, KernelAttention, kernel=kernel)
-            if by_bytes:
-                become(block.mlp, BytesMLP)
         last = self.blocks[-1]
         become(last, LastBlock)
         become(last.attention, ClassAttention)

@@ -6,15 +6,17 @@ param_dtype) and a `Sharding`, which says where its tensors live.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.nn import initializers as init
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from meshbook.sharding import Sharding, check_split
+from meshbook.sharding import Sharding, check_split, shared
 
 
 class Sizes:
@@ -33,6 +35,11 @@ class Sizes:
         if not 0 <= self.dropout < 1:
             raise ValueError(
                 f"dropout is a share in [0, 1); found {self.dropout}"
+            )
+        if self.dropout and round(256 * self.dropout) in (0, 256):
+            raise ValueError(
+                "dropout is rounded to a 256th, and neither to none nor to "
+                f"all; found {self.dropout}"
             )
 
     @property
@@ -55,14 +62,37 @@ def parameter(
 
 
 def dropout(
-    x: Float[Array, "..."], rate: int | float, key: jax.Array | None
+    x: Float[Array, "... T D"], rate: int | float, key: jax.Array | None
 ):
-    """x with a share of its numbers 0 and the rest scaled up; no key: x."""
+    """x with a share of its numbers 0 and the rest scaled up; no key: x.
+
+    The share is the rate rounded to a 256th: 26/256, not 0.1.
+    """
     if key is None or rate == 0:
         return x
+    least = round(256 * rate)
+    keep = kept(key, x, least)
+    return jnp.where(keep, x * (256 / (256 - least)), 0).astype(x.dtype)
+
+
+def kept(key: jax.Array, x: Float[Array, "... T D"], least: int):
+    """Where a random byte is `least` or more: bool, laid out as x, equal on every mesh.
+
+    Four rows share a random word: the first quarter of the T rows has its
+    lowest byte, the last its highest.
+    """
+    *rows, T, D = x.shape
     split = jax.typeof(x).sharding
-    keep = jax.random.uniform(key, x.shape, out_sharding=split) >= rate
-    return jnp.where(keep, x / (1 - rate), 0).astype(x.dtype)
+    *first, tokens, last = split.spec.partitions
+    whole = split.update(spec=P(*first, None, last))
+    words = jax.random.bits(
+        key, (*rows, -(-T // 4), D), jnp.uint32, out_sharding=whole
+    )
+    words = jax.lax.optimization_barrier(words)  # or each byte draws them again
+    keep = [(words >> shift) % 256 >= least for shift in (0, 8, 16, 24)]
+    keep = jnp.concatenate(keep, -2)[..., :T, :]
+    keep = keep if tokens is None else jax.reshard(keep, split)
+    return jax.lax.optimization_barrier(keep)  # or it is drawn again backward
 
 
 def keys_for(key: jax.Array | None, places: int):
@@ -87,7 +117,8 @@ class Norm(nnx.Module):
     def __call__(self, x_BTD: Float[Array, "... D"]):
         x = x_BTD.astype(jnp.float32)
         mean = x.mean(-1, keepdims=True)
-        var = jnp.square(x - mean).mean(-1, keepdims=True)
+        square = jnp.square(x).mean(-1, keepdims=True)
+        var = jnp.maximum(square - jnp.square(mean), 0)  # x is read once
         scale_D = self.sharding.gather("D", self.scale_D[...], x.dtype)
         bias_D = self.sharding.gather("D", self.bias_D[...], x.dtype)
         y = (x - mean) * jax.lax.rsqrt(var + 1e-6) * scale_D + bias_D
@@ -114,16 +145,17 @@ class Attention(nnx.Module):
     def heads(self, x_BTD: Float[Array, "B T D"]):
         """Queries, keys and values of every token: (B, T, H, K) each."""
         s, dtype = self.sharding, x_BTD.dtype
-        w_DSHK = s.gather("DSHK", self.w_qkv_DSHK[...], dtype)
-        qkv = jnp.einsum("BTD,DSHK->BTSHK", x_BTD, w_DSHK,
-                         out_sharding=s.activation("BTSHK"))
-        qkv = qkv + s.gather("SHK", self.b_qkv_SHK[...], dtype)
-        return qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+        w_DSHK = s.weight("DSHK", self.w_qkv_DSHK[...], dtype)
+        b_SHK = s.gather("SHK", self.b_qkv_SHK[...], dtype)
+        x_BTD = shared(x_BTD, s.activations["H"])  # one gradient of three
+        times = partial(jnp.einsum, "BTD,DHK->BTHK", x_BTD,
+                        out_sharding=s.activation("BTHK"))
+        return [times(w_DSHK[:, part]) + b_SHK[part] for part in range(3)]
 
     def join(self, y_BTHK: Float[Array, "B T H K"]):
         """What the heads found, brought together: (B, T, H, K) to (B, T, D)."""
         s, dtype = self.sharding, y_BTHK.dtype
-        w_HKD = s.gather("HKD", self.w_out_HKD[...], dtype)
+        w_HKD = s.weight("HKD", self.w_out_HKD[...], dtype)
         y_BTD = jnp.einsum("BTHK,HKD->BTD", y_BTHK, w_HKD,
                            out_sharding=s.activation("BTD"))
         return y_BTD + s.gather("D", self.b_out_D[...], dtype)
@@ -149,7 +181,7 @@ class MLP(nnx.Module):
     def widen(self, x_BTD: Float[Array, "B T D"]):
         """The hidden units before their activation function: (B, T, F)."""
         s, dtype = self.sharding, x_BTD.dtype
-        w_DF = s.gather("DF", self.w_in_DF[...], dtype)
+        w_DF = s.weight("DF", self.w_in_DF[...], dtype)
         h_BTF = jnp.einsum("BTD,DF->BTF", x_BTD, w_DF,
                            out_sharding=s.activation("BTF"))
         return h_BTF + s.gather("F", self.b_in_F[...], dtype)
@@ -157,7 +189,7 @@ class MLP(nnx.Module):
     def narrow(self, h_BTF: Float[Array, "B T F"]):
         """What hidden units add up to: (B, T, D)."""
         s, dtype = self.sharding, h_BTF.dtype
-        w_FD = s.gather("FD", self.w_out_FD[...], dtype)
+        w_FD = s.weight("FD", self.w_out_FD[...], dtype)
         y_BTD = jnp.einsum("BTF,FD->BTD", h_BTF, w_FD,
                            out_sharding=s.activation("BTD"))
         return y_BTD + s.gather("D", self.b_out_D[...], dtype)

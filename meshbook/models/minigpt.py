@@ -289,7 +289,7 @@ class MiniGPT(nnx.Module):
         b_V = s.gather("V", self.b_head_V[...], c.dtype)
         ids_V = jax.reshard(jnp.arange(c.padded), s.activation("V"))
         b_V = jnp.where(ids_V < c.vocabulary, b_V, MASKED)
-        w_DV = s.gather("DV", self.w_head_DV[...], c.dtype)
+        w_DV = s.weight("DV", self.w_head_DV[...], c.dtype)
         return b_V + jnp.einsum("BTD,DV->BTV", x_BTD, w_DV,
                                 out_sharding=s.activation("BTV"))
 

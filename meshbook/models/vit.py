@@ -145,7 +145,7 @@ class ViT(nnx.Module):
         c, s = self.config, self.sharding
         split_BTD = s.activation("BTD")
         x_BTX = patches(images_BHWC.astype(c.dtype), c, s)
-        w_XD = s.gather("XD", self.w_patch_XD[...], c.dtype)
+        w_XD = s.weight("XD", self.w_patch_XD[...], c.dtype)
         x_BTD = jnp.einsum("BTX,XD->BTD", x_BTX, w_XD, out_sharding=split_BTD)
         x_BTD = x_BTD + s.gather("D", self.b_patch_D[...], c.dtype)
         class_D = s.gather("D", self.class_D[...], c.dtype)
@@ -168,7 +168,7 @@ class ViT(nnx.Module):
                 x_BTD = block(x_BTD, keys[i])
         with jax.named_scope("head"):
             x_BD = self.norm(x_BTD[:, 0])
-            w_DC = s.gather("DC", self.w_head_DC[...], c.dtype)
+            w_DC = s.weight("DC", self.w_head_DC[...], c.dtype)
             logits_BC = jnp.einsum("BD,DC->BC", x_BD, w_DC,
                                    out_sharding=s.activation("BC"))
             return logits_BC + s.gather("C", self.b_head_C[...], c.dtype)

@@ -14,7 +14,7 @@ from tiny_vit import BATCHES as IMAGES, KEY, STILL as CONFIG, compiled, normalis
 from meshbook import proofs
 from meshbook.models import ViT, ViTConfig
 from meshbook.models.fast import (
-    FastMiniGPT, FastViT, attend, class_token_saving, dropout_by_bytes, train_steps,
+    FastMiniGPT, FastViT, attend, class_token_saving, train_steps,
 )
 from meshbook.models.fused_loss import one_pass_cross_entropy
 from meshbook.models.losses import language_loss
@@ -84,25 +84,6 @@ def test_the_last_block_is_the_last_whatever_their_number(layers):
     pair = [kind(config, Sharding.none(), rngs=nnx.Rngs(0)) for kind in (ViT, FastViT)]
     plain, fast = (jax.jit(model)(PIXELS) for model in pair)
     np.testing.assert_allclose(plain, fast, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("width", [64, 66])
-def test_dropout_by_bytes_keeps_the_mean_and_drops_its_share(width):
-    x = jnp.ones((500, width), jnp.bfloat16)
-    y = dropout_by_bytes(x, 0.25, jax.random.key(0))
-    assert y.dtype == x.dtype and abs(float((y == 0).mean()) - 0.25) < 0.01
-    assert abs(float(y.astype(jnp.float32).mean()) - 1) < 0.01
-    assert (dropout_by_bytes(x, 0.25, None) == x).all() and (dropout_by_bytes(x, 0, KEY) == x).all()
-    columns = np.asarray(y == 0).reshape(500, -1).mean(0)
-    assert np.abs(columns - 0.25).max() < 0.1  # each of a word's bytes has its turn
-
-
-@on_one_device
-def test_a_vit_with_dropout_by_bytes_is_the_same_where_none_is_drawn():
-    model = lambda kind, **options: kind(CONFIG, Sharding.none(), rngs=nnx.Rngs(0), **options)
-    plain, fast = model(ViT), model(FastViT, by_bytes=True)
-    np.testing.assert_allclose(
-        jax.jit(plain)(PIXELS), jax.jit(fast)(PIXELS), rtol=1e-4, atol=1e-4)
 
 
 @on_one_device

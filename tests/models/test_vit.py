@@ -1,17 +1,18 @@
 """The vision transformer: its sizes, its layouts, dropout on and off, its dtypes."""
 import contextlib
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import AxisType
+from jax.sharding import AxisType, PartitionSpec as P
 from meshes import on_one_device
 
 from meshbook.models import ViT, ViTConfig
-from meshbook.models.layers import dropout
+from meshbook.models.layers import dropout, kept
 from meshbook.planning import costs
 from meshbook.sharding import Sharding, make_mesh
 
@@ -57,11 +58,40 @@ def test_dropout_is_on_with_a_key_and_off_without():
     assert (model(IMAGES, key=key) != model(IMAGES, key=jax.random.key(2))).any()
 
 
-def test_dropout_keeps_the_mean_and_drops_its_share():
-    x = jnp.ones((200, 200))
-    y = dropout(x, 0.25, jax.random.key(0))
-    assert abs(float((y == 0).mean()) - 0.25) < 0.01
-    assert abs(float(y.mean()) - 1) < 0.01
+@pytest.mark.parametrize("rate, share", [(0.1, 26 / 256), (0.25, 0.25), (1 / 256, 1 / 256)])
+@pytest.mark.parametrize("tokens", [1, 64, 66])
+def test_dropout_keeps_the_mean_and_drops_its_share(tokens, rate, share):
+    x = jnp.ones((500, tokens, 64), jnp.bfloat16)
+    y = dropout(x, rate, jax.random.key(0)).astype(jnp.float32)
+    assert dropout(x, rate, None) is x and dropout(x, 0, jax.random.key(0)) is x
+    error = (share * (1 - share) / x.size) ** 0.5
+    assert abs(float((y == 0).mean()) - share) < 5 * error
+    assert set(np.unique(y)) == {0, float(jnp.bfloat16(1 / (1 - share)))}
+    by_token = np.asarray(y == 0).mean((0, 2))  # each of a word's bytes has its turn
+    assert np.abs(by_token - share).max() < 6 * error * tokens**0.5
+
+
+def test_every_byte_of_dropout_has_its_share_and_four_that_share_a_word_are_independent():
+    key, x = jax.random.key(0), jnp.ones((64, 64, 64))
+    drawn = sum(np.asarray(kept(key, x, least), int) for least in range(1, 256))
+    counts = np.bincount(drawn.ravel(), minlength=256)
+    assert np.abs(counts - x.size / 256).max() < 5 * (x.size / 256) ** 0.5
+    quarters = drawn.reshape(64, 4, 16, 64) / 255 - 0.5
+    for one, other in itertools.combinations(range(4), 2):
+        both = (quarters[:, one] * quarters[:, other]).mean() * 12
+        assert abs(both) < 5 / (x.size / 4) ** 0.5
+
+
+@pytest.mark.parametrize("spec", [P("batch"), P("batch", None, "model"), P("batch", "model")])
+def test_dropout_is_equal_on_every_mesh(spec):
+    x = np.ones((8, 10, 8), np.float32)
+    alone = dropout(jnp.asarray(x), 0.25, jax.random.key(3))
+    for shape in (4, 2), (8, 1), (1, 2):
+        with jax.set_mesh(make_mesh(shape)):
+            split = jax.reshard(x, spec)
+            y = jax.jit(dropout, static_argnums=1)(split, 0.25, jax.random.key(3))
+            assert jax.typeof(y).sharding.spec == jax.typeof(split).sharding.spec
+        np.testing.assert_array_equal(y, alone)
 
 
 @on_one_device
@@ -104,6 +134,8 @@ def test_a_profile_reads_like_the_code():
     (dict(patch=5), "32 pixels is not cut evenly by patches of 5"),
     (dict(heads=7), "D=384 does not divide into 7 heads"),
     (dict(dropout=1.0), r"share in \[0, 1\); found 1.0"),
+    (dict(dropout=0.001), "rounded to a 256th, and neither to none nor to all; found 0.001"),
+    (dict(dropout=0.999), "rounded to a 256th, and neither to none nor to all; found 0.999"),
     (dict(layers=-1), "layers is a number from 1; found -1"),
     (dict(hidden=0), "hidden is a number from 1; found 0"),
 ])
