@@ -28,6 +28,7 @@ from tqdm import tqdm
 
 from benchmarks.__main__ import ROOT, machine, provenance
 from meshbook.models import MiniGPT, MiniGPTConfig, ViT, ViTConfig
+from meshbook.models.earlier import CHANGES, EarlierViT
 from meshbook.models.losses import language_loss
 from meshbook.models.published import PublishedViT
 from meshbook.parallel.remat import CheckpointedViT, in_microbatches
@@ -53,6 +54,9 @@ class Cell:
     embed: int = 384
     row: str = "tensor_parallel"
     model: str = "ViT"
+    dtype: str = "float32"
+    dropout: float = 0.1
+    undone: str = ""
 
     @property
     def name(self):
@@ -62,7 +66,8 @@ class Cell:
         return " ".join([self.tpu, str(self.shape or "none"), str(self.batch), *said])
 
 
-TEXTS = (Cell("v5e-8", (8, 1), 1024), Cell("v5e-8", (8, 1), 256, model="MiniGPT"))
+BEFORE = Cell("v5e-8", (8, 1), 1024, undone="all")
+TEXTS = BEFORE, dataclasses.replace(BEFORE, undone=""), Cell("v5e-8", (8, 1), 256, model="MiniGPT")
 
 
 def experiments():
@@ -88,6 +93,11 @@ def cells():
             ("v2-8", (4, 2), 512), ("v3-8", (4, 2), 1024), ("v4:2x4x4", (8, 1), 1024),
             ("v5p", (4, 2), 1024), ("v5e-8", (8, 1), 256)):
         yield Cell(tpu, shape, batch)
+    yield from (dataclasses.replace(BEFORE, undone=each) for each in ("all", *CHANGES))
+    yield dataclasses.replace(BEFORE, undone="", dropout=0.0)
+    yield dataclasses.replace(BEFORE, undone="", dropout=0.0, layout="sources")
+    yield Cell("v5e-8", (8, 1), 256, model="MiniGPT")
+    yield Cell("v5e-8", (8, 1), 256, model="MiniGPT", dtype="bfloat16")
     yield Cell("v5e-8", (4, 2), 1024, row="fully_sharded")
     for shape, batch, row in (((8, 1), 64, "tensor_parallel"), ((4, 2), 256, "tensor_parallel"),
                               ((4, 2), 64, "fully_sharded")):
@@ -139,15 +149,19 @@ def published(cell, mesh, optimizer):
 
 def vit(cell):
     """(model but for its layout and keys, optimizer, loss, {array of a batch: a row's shape})."""
-    config = ViTConfig(embed=cell.embed, hidden=4 * cell.embed)
+    config = ViTConfig(embed=cell.embed, hidden=4 * cell.embed, dropout=cell.dropout,
+                       dtype=jnp.dtype(cell.dtype))
     loss = in_microbatches(loss_and_metrics, cell.parts) if cell.parts > 1 else loss_and_metrics
-    return (partial(CheckpointedViT if cell.checkpoint else ViT, config), optax.adam(1e-3), loss,
+    kind = CheckpointedViT if cell.checkpoint else ViT
+    if cell.undone:
+        kind = partial(EarlierViT, undone=CHANGES if cell.undone == "all" else (cell.undone,))
+    return (partial(kind, config), optax.adam(1e-3), loss,
             {"inputs": ((32, 32, 3), jnp.float32), "labels": ((), jnp.int32)})
 
 
 def gpt(cell):
     """The same for MiniGPT, its gradients clipped."""
-    config = MiniGPTConfig()
+    config = MiniGPTConfig(dtype=jnp.dtype(cell.dtype))
     rows = (config.tokens,), jnp.int32
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
     return partial(MiniGPT, config), optimizer, language_loss, {"inputs": rows, "labels": rows}

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec as P
 
-from meshbook.sharding import Sharding, check_split, make_mesh, place
+from meshbook.hlo.collectives import collectives
+from meshbook.sharding import Sharding, check_split, make_mesh, place, shared
 
 PRESETS = ("none", "data_parallel", "tensor_parallel", "fully_sharded")
 
@@ -63,6 +64,47 @@ def test_a_product_has_the_layout_of_its_letters(row):
     expected = jax.sharding.NamedSharding(mesh, rules.activation("BTF"))
     assert h_BTF.sharding.is_equivalent_to(expected, 3)
     np.testing.assert_allclose(h_BTF, x @ w, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("row, kept", [("tensor_parallel", 2), ("fully_sharded", 8)])
+@pytest.mark.parametrize("how, sums", [("weight", 1), ("gather", 2)])
+def test_the_gradient_of_a_weight_that_is_used_twice_is_summed_once(how, sums, row, kept):
+    rules, mesh = getattr(Sharding, row)(), make_mesh((4, 2))
+    random = np.random.default_rng(0)
+    x = random.normal(size=(2, 8, 3, 16)).astype(np.float32)
+    w = random.normal(size=(16, 32)).astype(np.float32)
+
+    def loss(w_DF, x_NBTD):
+        w_DF = getattr(rules, how)("DF", w_DF, jnp.float32)
+        times = lambda x_BTD: jnp.einsum("BTD,DF->BTF", x_BTD, w_DF,
+                                         out_sharding=rules.activation("BTF"))
+        return (times(x_NBTD[0]) * jnp.cos(times(x_NBTD[1]))).sum()
+
+    with jax.set_mesh(mesh):
+        arguments = (jax.device_put(w, rules.parameter("DF")),
+                     jax.device_put(x, P(None, *rules.activation("BTD"))))
+        program = jax.jit(jax.grad(loss)).lower(*arguments).compile()
+        found = program(*arguments)
+    right = jax.grad(lambda w: ((x[0] @ w) * jnp.cos(x[1] @ w)).sum())(w)
+    np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-4)
+    assert found.addressable_shards[0].data.size == w.size // kept
+    sent = collectives(program, mesh)["all-reduce", ("batch",)]
+    assert sent.bytes == sums * 4 * w.size // 2  # half of the columns on a device
+
+
+def test_what_is_shared_is_not_split_and_not_manual():
+    reduced = lambda x: jax.typeof(x).sharding.spec.reduced
+    mesh = make_mesh((4, 2))
+    with jax.set_mesh(mesh):
+        x = jnp.ones((8, 4))
+        split = jax.device_put(x, P("batch"))
+        assert reduced(shared(split, "batch", ("batch", "model"), None)) == {"model"}
+        assert shared(split, "batch") is split and shared(x) is x
+        seen = []
+        jax.jit(jax.shard_map(
+            lambda x: seen.append(reduced(shared(x, "batch", "model"))) or x,
+            axis_names={"batch"}, in_specs=P("batch"), out_specs=P("batch")))(split)
+    assert seen == [{"model"}]
 
 
 def test_a_letter_without_a_rule():

@@ -34,14 +34,18 @@ class Span(NamedTuple):
     cost: clock.Cost | None
 
 
+class NoEstimates(ValueError):
+    """A program in whose text no operation that computes has an estimate of its time."""
+
+
 def play(compiled: Any, mesh: Any, device: Any, ring: bool = True):
     """Spans of one run of a program that was compiled for a TPU, by their start.
 
     compiled: `jax.stages.Compiled`, or HLO text. mesh: the one that it was compiled for, None for
     one device. device: a TPU of `meshbook.planning.devices`; ring: as of `wire_seconds`. A loop is
     played as often as it turns, of a conditional its longest branch.
-    Raises ValueError for a program without estimates, for an opcode that is not known, for a device
-    without a clock and another mesh; UnknownTripCount where a loop does not say how often it turns.
+    Raises NoEstimates; ValueError for an opcode that is not known, for a device without a clock and
+    another mesh; UnknownTripCount where a loop does not say how often it turns.
     """
     exchanges = Exchanges(compiled, mesh)
     player = _Player(exchanges, device, ring)
@@ -49,8 +53,8 @@ def play(compiled: Any, mesh: Any, device: Any, ring: bool = True):
     player.wait_for_all()
     costs = [each for each in player.costs.values() if each.kind == "compute"]
     if costs and all(each.estimate is None for each in costs):
-        raise ValueError(f"expected estimated_cycles in the program's text, as a TPU's compiler "
-                         f"writes them; found none for its {len(costs)} operations that compute")
+        raise NoEstimates(f"expected estimated_cycles in the program's text, as a TPU's compiler "
+                          f"writes them; found none for its {len(costs)} operations that compute")
     return sorted(player.spans, key=lambda span: span.start)
 
 

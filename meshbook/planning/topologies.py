@@ -32,6 +32,7 @@ from meshbook.hlo.collectives import Moved, Traffic, collectives
 from meshbook.hlo.flops import work
 from meshbook.hlo.memory import FREE
 from meshbook.hlo.module import parse
+from meshbook.planning.clocks import clocked
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 RESULTS = next(folder for folder in (_PACKAGE.parent / "results", _PACKAGE / "recorded")
@@ -60,7 +61,8 @@ class Compilation:
     `memory_analysis`. rematerialised: operations that the compiler computes again because
     memory ran short. operations: how many of each kind are left after fusion. traffic and flops as
     `collectives` and `work` count them. What is not known of a program that does not fit is None.
-    seconds: of compilation.
+    clock: its time by the compiler's clock, see `meshbook.planning.clocks`; None where it gives
+    none. seconds: of compilation.
     """
 
     topology: str
@@ -77,6 +79,7 @@ class Compilation:
     operations: dict | None = None
     traffic: Traffic | None = None
     flops: int | None = None
+    clock: dict | None = None
     seconds: float = 0.0
     versions: dict = dataclasses.field(default_factory=dict)
 
@@ -247,6 +250,7 @@ def _compile(lowered, name, mesh, versions):
         temporaries=memory.temp_size_in_bytes, shared=memory.alias_size_in_bytes,
         rematerialised=rematerialised(text), operations=operations(text),
         traffic=Traffic() if mesh is None else collectives(text, mesh), flops=work(text),
+        clock=clocked(text, mesh, name),
         seconds=round(time.perf_counter() - began, 1), **known)
 
 

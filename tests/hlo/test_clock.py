@@ -103,6 +103,15 @@ def test_an_estimate_of_much_arithmetic_stays():
     assert found.seconds == pytest.approx(9 * least, rel=1e-4) and found.basis == "estimate"
 
 
+def test_an_estimate_is_not_scaled_below_its_arithmetic():
+    """Seventy steps an element take longer than half of what was charged for its bytes."""
+    steps = "\n  ".join(f"%s{n + 1} = {HALVES} xor(%s{n}, %s{n})" for n in range(70))
+    body = f"negate(%s70)\n  %s0 = {HALVES} copy(%y)\n  {steps}"
+    found, least = fused(body, HALVES, 3.5, HALVES)
+    assert found.seconds == pytest.approx(71 * 1024 * 1024 / (4 * 8 * 128) / V5E.clock)
+    assert found.basis == "scaled" and 1.75 * least < found.seconds < 3.5 * least
+
+
 def test_a_single_step_for_each_element_takes_what_a_fusion_of_it_does():
     found = played(f"ROOT %a = {FAR} add(%x, %x), {cycles(60e-6)}")["a"].cost
     assert found.seconds == pytest.approx(clock.USUAL * 2 * N / BAND + clock.START / V5E.clock)

@@ -1,0 +1,39 @@
+"""What the compiler's clock says of a program, in a few numbers for the record."""
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from meshbook.hlo.execution import UnknownTripCount
+from meshbook.hlo.schedule import NoEstimates
+from meshbook.planning.devices import DEVICES
+from meshbook.profiling.estimated_runs import estimated_run
+
+
+def clocked(text: str, mesh: Any, topology: str):
+    """A program's time by its compiler's clock, on the TPU of a topology: a dict, or None.
+
+    "step", "raw" and "exposed" are ms of an `EstimatedRun`, "bases" its `by_basis`, "kinds" the ms
+    that operations of each kind take; see `meshbook.profiling.estimated_runs`. None where the
+    program has no estimates, or a loop that does not say how often it turns.
+    """
+    try:
+        run = estimated_run(text, mesh, device_of(topology))
+    except (NoEstimates, UnknownTripCount):
+        return None
+    return {"step": run.step, "raw": run.raw, "exposed": sum(run.exposed().values()),
+            "bases": run.by_basis(), "kinds": run.by_kind()}
+
+
+def device_of(topology: str):
+    """The TPU of a topology such as "v5e-8" or "v4:2x4x4": a row of the table of devices.
+
+    Raises ValueError where the table has none.
+    """
+    tpus = {each.name.lower().removeprefix("tpu").strip(): each
+            for each in DEVICES.values() if each.name.startswith("TPU")}
+    name = re.split("[-:]", topology)[0].removeprefix("tpu")
+    if name not in tpus:
+        raise ValueError(f"expected a topology of a TPU among {', '.join(tpus)}; "
+                         f"found {topology!r}")
+    return tpus[name]

@@ -1,0 +1,33 @@
+"""A program's time for the record: the numbers of its run, and where there are none."""
+import pytest
+
+from meshbook.planning.clocks import clocked, device_of
+from meshbook.planning.programs import recorded_program
+from meshbook.profiling.estimated_runs import estimated_run
+
+
+def test_the_record_has_the_numbers_of_the_run():
+    text, mesh = recorded_program("v5e-8 (8, 1) 1024")
+    run, found = estimated_run(text, mesh, device_of("v5e-8")), clocked(text, mesh, "v5e-8")
+    assert found["step"] == run.step and found["raw"] == run.raw
+    assert 0 < found["exposed"] == run.exposed()[0] < run.step
+    assert sum(found["bases"].values()) == pytest.approx(1)
+    assert found["kinds"]["compute"] > found["kinds"]["collective"] > 0
+
+
+@pytest.mark.parametrize("topology, name", [
+    ("v2-8", "TPU v2"), ("v4:2x4x4", "TPU v4"), ("v5e:2x2", "TPU v5e"), ("v5p", "TPU v5p"),
+    ("tpu7x:2x2x1", "TPU7x")])
+def test_a_topology_is_of_chips_in_the_table(topology, name):
+    assert device_of(topology).name == name
+
+
+def test_a_topology_of_other_chips_is_refused():
+    with pytest.raises(ValueError, match="among v2, v3, .*7x; found 'v9-8'"):
+        device_of("v9-8")
+
+
+def test_a_program_of_another_compiler_has_no_clock():
+    text = "HloModule m\n\nENTRY %main (x: f32[8]) -> f32[8] {\n" \
+           "  %x = f32[8]{0} parameter(0)\n  ROOT %y = f32[8]{0} add(%x, %x)\n}\n"
+    assert clocked(text, None, "v5e-1") is None
