@@ -95,7 +95,8 @@ def cells():
         yield Cell(tpu, shape, batch)
     yield from (dataclasses.replace(BEFORE, undone=each) for each in ("all", *CHANGES))
     yield dataclasses.replace(BEFORE, undone="", dropout=0.0)
-    yield dataclasses.replace(BEFORE, undone="", dropout=0.0, layout="sources")
+    yield from (dataclasses.replace(BEFORE, undone="", dropout=rate, layout="sources")
+                for rate in (0.1, 0.0))
     yield Cell("v5e-8", (8, 1), 256, model="MiniGPT")
     yield Cell("v5e-8", (8, 1), 256, model="MiniGPT", dtype="bfloat16")
     yield Cell("v5e-8", (4, 2), 1024, row="fully_sharded")
@@ -124,7 +125,8 @@ def program(cell):
 def published(cell, mesh, optimizer):
     """(the step of the sources' ViT as they take it, its state's shapes and layouts)."""
     def make():
-        model = PublishedViT(ViTConfig(embed=cell.embed, hidden=4 * cell.embed), rngs=nnx.Rngs(0))
+        config = ViTConfig(embed=cell.embed, hidden=4 * cell.embed, dropout=cell.dropout)
+        model = PublishedViT(config, rngs=nnx.Rngs(0))
         return model, nnx.Optimizer(model, optimizer, wrt=nnx.Param)
 
     with jax.set_mesh(mesh):
