@@ -32,14 +32,10 @@ class Sizes:
             raise ValueError(
                 f"embed D={self.embed} does not divide into {self.heads} heads"
             )
-        if not 0 <= self.dropout < 1:
+        if self.dropout and not 0 < round(256 * self.dropout) < 256:
             raise ValueError(
-                f"dropout is a share in [0, 1); found {self.dropout}"
-            )
-        if self.dropout and round(256 * self.dropout) in (0, 256):
-            raise ValueError(
-                "dropout is rounded to a 256th, and neither to none nor to "
-                f"all; found {self.dropout}"
+                "dropout is a share in [0, 1), rounded to a 256th, and not to "
+                f"0; found {self.dropout}"
             )
 
     @property

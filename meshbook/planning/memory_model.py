@@ -15,7 +15,7 @@ from meshbook.models.vit import ViTConfig
 from meshbook.planning import costs
 from meshbook.planning.topologies import Compilation
 
-OTHER_PROGRAMS = ("layout", "checkpoint", "parts")  # which no formula here is about
+OTHER_PROGRAMS = ("layout", "checkpoint", "parts", "undone", "dropout", "dtype")  # no formula here
 
 
 class Cell(NamedTuple):

@@ -158,7 +158,7 @@ def test_dtype_reaches_every_layer():
 
 @pytest.mark.parametrize("sizes, words", [
     (dict(heads=7), "D=256 does not divide into 7 heads"),
-    (dict(dropout=1.0), r"share in \[0, 1\); found 1.0"),
+    (dict(dropout=1.0), r"share in \[0, 1\), rounded .* found 1.0"),
     (dict(vocabulary=0), "vocabulary is a number from 1; found 0"),
     (dict(tokens=0), "tokens is a number from 1; found 0"),
 ])
