@@ -27,11 +27,11 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from tqdm import tqdm
 
 from benchmarks.__main__ import ROOT, machine, provenance
-from meshbook.models import MiniGPT, MiniGPTConfig, ViT, ViTConfig
+from meshbook.models import MiniGPT, MiniGPTConfig, ViTConfig
 from meshbook.models.earlier import CHANGES, EarlierViT
 from meshbook.models.losses import language_loss
 from meshbook.models.published import PublishedViT
-from meshbook.parallel.remat import CheckpointedViT, in_microbatches
+from meshbook.parallel.remat import CheckpointedBlock, in_microbatches
 from meshbook.planning import programs, topologies
 from meshbook.sharding import Sharding
 from meshbook.training import abstract_state, as_it_is, loss_and_metrics, train_step
@@ -41,9 +41,18 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "libtpu")
 SHAPES, BATCHES = ((4, 2), (8, 1), None), (128, 1024, 4096)
 
 
+class EarlierCheckpointedViT(EarlierViT):
+    """The ViT as it was, of blocks that keep only their input."""
+
+    block = CheckpointedBlock
+
+
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One program: a TPU, a mesh or None, a global batch, and what is special about it."""
+    """One program: a TPU, a mesh or None, a global batch, and what is special about it.
+
+    undone: which of the changes of `meshbook.models.earlier` the ViT is without.
+    """
 
     tpu: str
     shape: tuple | None
@@ -56,7 +65,7 @@ class Cell:
     model: str = "ViT"
     dtype: str = "float32"
     dropout: float = 0.1
-    undone: str = ""
+    undone: str = "all"
 
     @property
     def name(self):
@@ -66,8 +75,9 @@ class Cell:
         return " ".join([self.tpu, str(self.shape or "none"), str(self.batch), *said])
 
 
-BEFORE = Cell("v5e-8", (8, 1), 1024, undone="all")
-TEXTS = BEFORE, dataclasses.replace(BEFORE, undone=""), Cell("v5e-8", (8, 1), 256, model="MiniGPT")
+BEFORE = Cell("v5e-8", (8, 1), 1024)
+NOW = dataclasses.replace(BEFORE, undone="none")
+TEXTS = BEFORE, NOW, Cell("v5e-8", (8, 1), 256, model="MiniGPT")
 
 
 def experiments():
@@ -93,10 +103,9 @@ def cells():
             ("v2-8", (4, 2), 512), ("v3-8", (4, 2), 1024), ("v4:2x4x4", (8, 1), 1024),
             ("v5p", (4, 2), 1024), ("v5e-8", (8, 1), 256)):
         yield Cell(tpu, shape, batch)
-    yield from (dataclasses.replace(BEFORE, undone=each) for each in ("all", *CHANGES))
-    yield dataclasses.replace(BEFORE, undone="", dropout=0.0)
-    yield from (dataclasses.replace(BEFORE, undone="", dropout=rate, layout="sources")
-                for rate in (0.1, 0.0))
+    yield from (dataclasses.replace(BEFORE, undone=each) for each in CHANGES)
+    yield from (NOW, dataclasses.replace(NOW, dropout=0.0))
+    yield from (dataclasses.replace(BEFORE, dropout=rate, layout="sources") for rate in (0.1, 0.0))
     yield Cell("v5e-8", (8, 1), 256, model="MiniGPT")
     yield Cell("v5e-8", (8, 1), 256, model="MiniGPT", dtype="bfloat16")
     yield Cell("v5e-8", (4, 2), 1024, row="fully_sharded")
@@ -154,10 +163,9 @@ def vit(cell):
     config = ViTConfig(embed=cell.embed, hidden=4 * cell.embed, dropout=cell.dropout,
                        dtype=jnp.dtype(cell.dtype))
     loss = in_microbatches(loss_and_metrics, cell.parts) if cell.parts > 1 else loss_and_metrics
-    kind = CheckpointedViT if cell.checkpoint else ViT
-    if cell.undone:
-        kind = partial(EarlierViT, undone=CHANGES if cell.undone == "all" else (cell.undone,))
-    return (partial(kind, config), optax.adam(1e-3), loss,
+    undone = {"all": CHANGES, "none": ()}.get(cell.undone, (cell.undone,))
+    kind = EarlierCheckpointedViT if cell.checkpoint else EarlierViT
+    return (partial(kind, config, undone=undone), optax.adam(1e-3), loss,
             {"inputs": ((32, 32, 3), jnp.float32), "labels": ((), jnp.int32)})
 
 

@@ -92,8 +92,7 @@ def block_activations(config: ViTConfig | MiniGPTConfig, batch: int, ways: int =
     Everything is float32 but the inputs of the attention's matmuls, which a TPU rounds to bfloat16
     and keeps so. There wait the hidden units before the activation; the scores; query, key, value
     and what the heads give; the softmax's maxima and sums; what comes into the block and what lies
-    between its halves; and a byte for each number that dropout may drop. What is split along
-    "model" is divided, the residual stream is not.
+    between its halves. What is split along "model" is divided, the residual stream is not.
     """
     T, D, F, H = config.tokens, config.embed, config.hidden // ways, config.heads // ways
     hidden = 4 * token_rows(batch, T, F)
@@ -101,9 +100,7 @@ def block_activations(config: ViTConfig | MiniGPTConfig, batch: int, ways: int =
     heads = 2 * 4 * batch * tiled(D // ways, T)
     sums = 4 * 2 * batch * tiled(H, T)
     residual = 4 * 2 * token_rows(batch, T, D)
-    dropped = (F, D) if isinstance(config, ViTConfig) else (D, D)
-    masks = sum(token_rows(batch, T, width) for width in dropped if config.dropout)
-    return hidden + scores + heads + sums + residual + masks
+    return hidden + scores + heads + sums + residual
 
 
 def vit_step_memory(config: ViTConfig, images: int, ways: int = 1, rows: int = 1):
