@@ -134,7 +134,7 @@ class Sharding:
         return jax.reshard(w.astype(dtype), self.activation(letters))
 
     def weight(self, letters: str, w: Float[Array | np.ndarray, "..."], dtype: DTypeLike):
-        """A parameter as a product with rows (B, T) needs it: gathered, its gradient summed once."""
+        """A parameter as products with rows (B, T) need it: gathered, its gradient summed once."""
         return shared(self.gather(letters, w, dtype), *map(self.activations.get, "BT"))
 
     def also(self, activations: Mapping | tuple = (), parameters: Mapping | tuple = (),

@@ -6,8 +6,9 @@ no measurement. For matrix products it comes near to published times. For other 
 longer of two: of the arithmetic, and of a transfer that the compiler charges too much for, since it
 counts four bytes for every element, whatever its type, and for a sum as many elements written as
 read. Where the transfer is the longer one, the estimate here is scaled to the bytes that the
-operation really reads and writes, but to no less than its arithmetic needs. Nothing is quicker than the device's memory can be; and that is
-all that there is to say of an operation without an estimate.
+operation really reads and writes, but to no less than its arithmetic needs. Nothing is quicker than
+the device's memory can be; and that is all that there is to say of an operation without an
+estimate.
 
 Held against published times of real TPUs: `results/clock.json`.
 """
@@ -74,7 +75,8 @@ def _scaled(program, computation, instruction, names, cycles, device):
     charged = memory.moved(program, computation, instruction, _charged)
     if names & opcodes.SUMS:
         shapes = [each.shape for _, each in inside(program, computation, instruction)]
-        widest = max((_charged(each, each) for each in shapes if isinstance(each, Shape)), default=0)
+        widest = max((_charged(each, each) for each in shapes if isinstance(each, Shape)),
+                     default=0)
         charged += max(0, widest - _charged(instruction.shape, instruction.shape))
     by_bytes = device.clock / device.bandwidth
     if instruction.opcode in SINGLE:

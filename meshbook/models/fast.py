@@ -1,9 +1,9 @@
 """The same models and the same step, faster: parameter for parameter those of the book.
 
 Attention by a kernel that keeps its scores in the processor (cuDNN on NVIDIA GPUs); of the ViT's
-last block only the class token, which is all that the head reads; several steps in one call. A state
-of the book's own models fits these, and gives the same logits and gradients with dropout off; with
-it on, the last block draws other numbers.
+last block only the class token, which is all that the head reads; several steps in one call. A
+state of the book's own models fits these, and gives the same logits and gradients with dropout off;
+with it on, the last block draws other numbers.
 
 Source: Dao et al. 2022, "FlashAttention".
 """
