@@ -76,8 +76,9 @@ def measured(group, arguments, seconds):
     device = DEVICES[group["tpu"]]
     found = estimated_run(text_of(group, arguments), None, device)
     return {"name": name_of(group, arguments), "source": group["source"], "tpu": group["tpu"],
-            "kind": group["kind"], "program": group["program"], "arguments": arguments, "published ms": 1e3 * seconds,
-            "raw ms": found.raw, "corrected ms": found.step, "basis": found.by_basis(),
+            "kind": group["kind"], "program": group["program"], "arguments": arguments,
+            "published ms": 1e3 * seconds, "raw ms": found.raw, "corrected ms": found.step,
+            "basis": found.by_basis(),
             "memory ms": 1e3 * sum(each.cost.moved for each in found.work) / device.bandwidth}
 
 

@@ -135,7 +135,7 @@ class Sharding:
 
     def weight(self, letters: str, w: Float[Array | np.ndarray, "..."], dtype: DTypeLike):
         """A parameter as products with rows (B, T) need it: gathered, its gradient summed once."""
-        return shared(self.gather(letters, w, dtype), *map(self.activations.get, "BT"))
+        return reduced(self.gather(letters, w, dtype), *map(self.activations.get, "BT"))
 
     def also(self, activations: Mapping | tuple = (), parameters: Mapping | tuple = (),
              **both: str | tuple[str, ...] | None):
@@ -162,12 +162,12 @@ class Sharding:
         return cls.tensor_parallel().also(parameters={"D": "batch"})
 
 
-def shared(x: Float[Array, "..."], *rules: str | tuple[str, ...] | None):
-    """x, to whose gradient the devices along these mesh axes each have a part, summed here.
+def reduced(x: Float[Array, "..."], *rules: str | tuple[str, ...] | None):
+    """x, typed `reduced` along these mesh axes: its gradient is summed over them here, once.
 
-    JAX calls x `reduced` along them. A product alone would sum the parts at once, so that of
-    several products with x each has a sum of its own. Axes that split x, or are manual in an
-    enclosing shard_map, are left out.
+    Until then each device keeps its own part of the gradient. Without it every product with x sums
+    its part over the devices at once. Axes that split x, or are manual in an enclosing shard_map,
+    are left out.
     """
     spec = jax.typeof(x).sharding.spec
     taken = {axis for rule in spec.partitions for axis in axes_of(rule)}

@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec as P
 
 from meshbook.hlo.collectives import collectives
-from meshbook.sharding import Sharding, check_split, make_mesh, place, shared
+from meshbook.sharding import Sharding, check_split, make_mesh, place, reduced
 
 PRESETS = ("none", "data_parallel", "tensor_parallel", "fully_sharded")
 
@@ -92,17 +92,17 @@ def test_the_gradient_of_a_weight_that_is_used_twice_is_summed_once(how, sums, r
     assert sent.bytes == sums * 4 * w.size // 2  # half of the columns on a device
 
 
-def test_what_is_shared_is_not_split_and_not_manual():
-    reduced = lambda x: jax.typeof(x).sharding.spec.reduced
+def test_what_is_reduced_is_not_split_and_not_manual():
+    along = lambda x: jax.typeof(x).sharding.spec.reduced
     mesh = make_mesh((4, 2))
     with jax.set_mesh(mesh):
         x = jnp.ones((8, 4))
         split = jax.device_put(x, P("batch"))
-        assert reduced(shared(split, "batch", ("batch", "model"), None)) == {"model"}
-        assert shared(split, "batch") is split and shared(x) is x
+        assert along(reduced(split, "batch", ("batch", "model"), None)) == {"model"}
+        assert reduced(split, "batch") is split and reduced(x) is x
         seen = []
         jax.jit(jax.shard_map(
-            lambda x: seen.append(reduced(shared(x, "batch", "model"))) or x,
+            lambda x: seen.append(along(reduced(x, "batch", "model"))) or x,
             axis_names={"batch"}, in_specs=P("batch"), out_specs=P("batch")))(split)
     assert seen == [{"model"}]
 

@@ -16,7 +16,7 @@ from jax.nn import initializers as init
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from meshbook.sharding import Sharding, check_split, shared
+from meshbook.sharding import Sharding, check_split, reduced
 
 
 class Sizes:
@@ -143,7 +143,7 @@ class Attention(nnx.Module):
         s, dtype = self.sharding, x_BTD.dtype
         w_DSHK = s.weight("DSHK", self.w_qkv_DSHK[...], dtype)
         b_SHK = s.gather("SHK", self.b_qkv_SHK[...], dtype)
-        x_BTD = shared(x_BTD, s.activations["H"])  # one gradient of three
+        x_BTD = reduced(x_BTD, s.activations["H"])  # one gradient of three
         times = partial(jnp.einsum, "BTD,DHK->BTHK", x_BTD,
                         out_sharding=s.activation("BTHK"))
         return [times(w_DSHK[:, part]) + b_SHK[part] for part in range(3)]

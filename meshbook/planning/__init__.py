@@ -1,4 +1,4 @@
 """What a step needs before it runs: formulas, data sheets, and the compilers of absent TPUs."""
 
-__all__ = ["costs", "devices", "estimates", "memory_model", "programs", "records",
+__all__ = ["clocks", "costs", "devices", "estimates", "memory_model", "programs", "records",
            "topologies"]
