@@ -27,31 +27,29 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from tqdm import tqdm
 
 from benchmarks.__main__ import ROOT, machine, provenance
-from meshbook.models import MiniGPT, MiniGPTConfig, ViTConfig
+from meshbook.models import MiniGPT, MiniGPTConfig, ViT, ViTConfig
 from meshbook.models.earlier import CHANGES, EarlierViT
-from meshbook.models.losses import language_loss
+from meshbook.models.fused_loss import one_pass_cross_entropy
+from meshbook.models.losses import chunked_cross_entropy, language_loss
+from meshbook.models.minigpt import MASKED
 from meshbook.models.published import PublishedViT
-from meshbook.parallel.remat import CheckpointedBlock, in_microbatches
+from meshbook.parallel.remat import CheckpointedViT, in_microbatches
 from meshbook.planning import programs, topologies
 from meshbook.sharding import Sharding
 from meshbook.training import abstract_state, as_it_is, loss_and_metrics, train_step
 
 RESULTS, CACHE = ROOT / "results" / "tpu.json", ROOT / "_build" / "aot"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "libtpu")
+ON_CHIP = {"float32": 512, "bfloat16": 256}  # tokens of the one-pass loss: the fastest on a v5e
 SHAPES, BATCHES = ((4, 2), (8, 1), None), (128, 1024, 4096)
-
-
-class EarlierCheckpointedViT(EarlierViT):
-    """The ViT as it was, of blocks that keep only their input."""
-
-    block = CheckpointedBlock
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
     """One program: a TPU, a mesh or None, a global batch, and what is special about it.
 
-    undone: which of the changes of `meshbook.models.earlier` the ViT is without.
+    undone: which of the changes of `meshbook.models.earlier` the ViT is without, or "all";
+    loss: of MiniGPT, one of LOSSES.
     """
 
     tpu: str
@@ -65,7 +63,8 @@ class Cell:
     model: str = "ViT"
     dtype: str = "float32"
     dropout: float = 0.1
-    undone: str = "all"
+    undone: str = "none"
+    loss: str = "chunked"
 
     @property
     def name(self):
@@ -75,8 +74,8 @@ class Cell:
         return " ".join([self.tpu, str(self.shape or "none"), str(self.batch), *said])
 
 
-BEFORE = Cell("v5e-8", (8, 1), 1024)
-NOW = dataclasses.replace(BEFORE, undone="none")
+NOW = Cell("v5e-8", (8, 1), 1024)
+BEFORE = dataclasses.replace(NOW, undone="all")
 TEXTS = BEFORE, NOW, Cell("v5e-8", (8, 1), 256, model="MiniGPT")
 
 
@@ -103,11 +102,12 @@ def cells():
             ("v2-8", (4, 2), 512), ("v3-8", (4, 2), 1024), ("v4:2x4x4", (8, 1), 1024),
             ("v5p", (4, 2), 1024), ("v5e-8", (8, 1), 256)):
         yield Cell(tpu, shape, batch)
-    yield from (dataclasses.replace(BEFORE, undone=each) for each in CHANGES)
-    yield from (NOW, dataclasses.replace(NOW, dropout=0.0))
-    yield from (dataclasses.replace(BEFORE, dropout=rate, layout="sources") for rate in (0.1, 0.0))
-    yield Cell("v5e-8", (8, 1), 256, model="MiniGPT")
-    yield Cell("v5e-8", (8, 1), 256, model="MiniGPT", dtype="bfloat16")
+    yield from (dataclasses.replace(NOW, undone=each) for each in (*CHANGES, "all"))
+    yield dataclasses.replace(NOW, dropout=0.0)
+    yield from (dataclasses.replace(NOW, dropout=rate, layout="sources") for rate in (0.1, 0.0))
+    for loss in LOSSES:
+        yield Cell("v5e-8", (8, 1), 256, model="MiniGPT", loss=loss)
+        yield Cell("v5e-8", (8, 1), 256, model="MiniGPT", dtype="bfloat16", loss=loss)
     yield Cell("v5e-8", (4, 2), 1024, row="fully_sharded")
     for shape, batch, row in (((8, 1), 64, "tensor_parallel"), ((4, 2), 256, "tensor_parallel"),
                               ((4, 2), 64, "fully_sharded")):
@@ -163,9 +163,11 @@ def vit(cell):
     config = ViTConfig(embed=cell.embed, hidden=4 * cell.embed, dropout=cell.dropout,
                        dtype=jnp.dtype(cell.dtype))
     loss = in_microbatches(loss_and_metrics, cell.parts) if cell.parts > 1 else loss_and_metrics
-    undone = {"all": CHANGES, "none": ()}.get(cell.undone, (cell.undone,))
-    kind = EarlierCheckpointedViT if cell.checkpoint else EarlierViT
-    return (partial(kind, config, undone=undone), optax.adam(1e-3), loss,
+    kind = CheckpointedViT if cell.checkpoint else ViT
+    if cell.undone != "none":
+        undone = CHANGES if cell.undone == "all" else (cell.undone,)
+        kind = partial(EarlierViT, undone=undone)
+    return (partial(kind, config), optax.adam(1e-3), loss,
             {"inputs": ((32, 32, 3), jnp.float32), "labels": ((), jnp.int32)})
 
 
@@ -174,7 +176,25 @@ def gpt(cell):
     config = MiniGPTConfig(dtype=jnp.dtype(cell.dtype))
     rows = (config.tokens,), jnp.int32
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
-    return partial(MiniGPT, config), optimizer, language_loss, {"inputs": rows, "labels": rows}
+    chunk = {"chunk": ON_CHIP[cell.dtype]} if cell.loss == "one_pass" else {}
+    loss = partial(language_loss, cross_entropy=partial(LOSSES[cell.loss], **chunk))
+    return partial(MiniGPT, config), optimizer, loss, {"inputs": rows, "labels": rows}
+
+
+def plain_cross_entropy(hidden_BTD, w_DV, b_V, labels_BT, weight_BT, *, vocabulary, sharding):
+    """Mean loss and accuracy of all logits at once; weight_BT: None."""
+    s, V = sharding, len(b_V)
+    w_DV = s.weight("DV", w_DV, hidden_BTD.dtype)
+    logits_BTV = jnp.einsum("BTD,DV->BTV", hidden_BTD, w_DV, out_sharding=s.activation("BTV"))
+    logits_BTV += jnp.where(jnp.arange(V) < vocabulary, b_V, MASKED).astype(logits_BTV.dtype)
+    logits_BTV = logits_BTV.astype(jnp.float32)
+    label_BTV = jax.nn.one_hot(labels_BT, V)
+    loss_BT = jax.nn.logsumexp(logits_BTV, -1) - (logits_BTV * label_BTV).sum(-1)
+    return loss_BT.mean(), (logits_BTV.argmax(-1) == labels_BT).mean()
+
+
+LOSSES = {"chunked": chunked_cross_entropy, "plain": plain_cross_entropy,
+          "one_pass": one_pass_cross_entropy}
 
 
 def compiled(cell):

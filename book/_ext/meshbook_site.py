@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import sys
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from notebooks import ROOT, Links
 
@@ -62,6 +62,27 @@ def name_site(app, config):
     config.ogp_site_url = config.html_baseurl
 
 
+FRONT = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<title>{title}</title>
+<link rel="icon" href="_static/{icon}">
+<meta http-equiv="refresh" content="0; url={first}">
+<p><a href="{first}">{title}</a></p>
+</html>
+"""
+
+
+def write_front(app, exception):
+    """Lead from the site's root to its first page; Jupyter Book's own redirect has no icon, and
+    a browser that asks for one finds none.
+    """
+    if exception is None and app.builder.format == "html":
+        words = {"title": app.config.html_title, "first": f"{app.config.root_doc}.html",
+                 "icon": PurePosixPath(app.config.html_favicon).name}
+        Path(app.outdir, "index.html").write_text(FRONT.format(**words), "utf8")
+
+
 def setup(app):
     """Register with Sphinx, after the theme."""
     app.connect("config-inited", name_site, priority=100)
@@ -69,4 +90,5 @@ def setup(app):
     app.connect("html-page-context", drop_thebe, priority=900)
     for change in (mend_bibliography, add_calculator):
         app.connect("html-page-context", change)
+    app.connect("build-finished", write_front)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

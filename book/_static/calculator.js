@@ -14,10 +14,12 @@ const meshbook = (() => {
   const tokenRows = (batch, tokens, width) =>
     Math.min(batch, tokens) * tiled(Math.max(batch, tokens), width);
 
-  const blockActivations = ({tokens: T, embed: D, hidden, heads}, batch, ways) => {
+  // With dropout: MiniGPT drops units twice in D, the ViT in F and in D.
+  const blockActivations = ({tokens: T, embed: D, hidden, heads, padded}, batch, ways) => {
     const [F, H] = [hidden / ways, heads / ways];
     const own = 4 * tiled(H, T, T) + 2 * 4 * tiled(D / ways, T) + 4 * 2 * tiled(H, T);
-    return 4 * tokenRows(batch, T, F) + batch * own + 4 * 2 * tokenRows(batch, T, D);
+    const masks = tokenRows(batch, T, padded ? D : F) + tokenRows(batch, T, D);
+    return 4 * tokenRows(batch, T, F) + batch * own + 4 * 2 * tokenRows(batch, T, D) + masks;
   };
 
   // What one of k devices sends over its links, for n bytes of a collective's result on it.

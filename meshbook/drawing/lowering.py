@@ -18,13 +18,13 @@ from jax.stages import Compiled, Lowered
 
 from meshbook.drawing import svg
 from meshbook.hlo import module
-from meshbook.hlo.exchanges import KINDS as COLLECTIVES
+from meshbook.hlo.opcodes import COLLECTIVE
 from meshbook.hlo.replica_groups import replica_groups
 
 KINDS = {"product": svg.SERIES[0], "other computing": svg.SERIES[4], "layout": svg.SERIES[2],
          "collective": svg.SERIES[1]}
 PRODUCTS = {"dot_general", "dot", "conv_general_dilated", "convolution"}
-MOVES = {each.replace("-", "_") for each in COLLECTIVES} | {
+MOVES = {each.replace("-", "_") for each in COLLECTIVE} | {
     "psum", "psum_invariant", "pmax", "pmin", "ppermute", "all_gather_invariant"}
 LAYOUTS = {"sharding_constraint", "reshard", "reshape", "transpose", "broadcast_in_dim",
            "broadcast", "copy", "squeeze", "expand_dims", "pvary", "pcast"}

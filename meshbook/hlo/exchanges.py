@@ -12,11 +12,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from meshbook.hlo import module
+from meshbook.hlo import module, opcodes
 from meshbook.hlo.replica_groups import INTS, replica_groups
 
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute",
-         "collective-broadcast", "ragged-all-to-all")
 UNKNOWN = ("?",)
 
 
@@ -118,7 +116,7 @@ def _collective(program, computation, instruction, chains):
             return "reduce-scatter", instruction.shape, inner[0]
         return None
     kind = opcode.removesuffix("-start")
-    if kind not in KINDS:
+    if kind not in opcodes.COLLECTIVE:
         return None
     if _chain(instruction) in chains and not _starts(computation, instruction):
         return kind, (), instruction

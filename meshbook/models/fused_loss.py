@@ -120,8 +120,9 @@ def plain_odds(h_nD: Float[Array, "n D"], w_Dv: Float[Array, "D v"], b_v: Float[
     b and label are float32, and so are the sums.
     """
     logits_nv = jnp.einsum("nD,Dv->nv", h_nD, w_Dv, preferred_element_type=jnp.float32)
-    odds_nv = jnp.exp(logits_nv + b_v - label_n[:, None]).astype(h_nD.dtype)
-    return odds_nv, odds_nv.sum(-1, dtype=jnp.float32), odds_nv.max(-1)
+    odds_nv = jnp.exp(logits_nv + b_v - label_n[:, None])
+    found = odds_nv.astype(h_nD.dtype), odds_nv.sum(-1), odds_nv.max(-1).astype(h_nD.dtype)
+    return jax.lax.optimization_barrier(found)  # all three at the end of the product
 
 
 def logits_at(h_nD: Float[Array, "n D"], w_Dv: Float[Array, "D v"], b_v: Float[Array, "v"],

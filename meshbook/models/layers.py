@@ -86,9 +86,9 @@ def kept(key: jax.Array, x: Float[Array, "... T D"], least: int):
     )
     words = jax.lax.optimization_barrier(words)  # or each byte draws them again
     keep = [(words >> shift) % 256 >= least for shift in (0, 8, 16, 24)]
-    keep = jnp.concatenate(keep, -2)[..., :T, :]
-    keep = keep if tokens is None else jax.reshard(keep, split)
-    return jax.lax.optimization_barrier(keep)  # or it is drawn again backward
+    keep = jax.lax.optimization_barrier(jnp.concatenate(keep, -2))  # or it is
+    keep = keep[..., :T, :]  # drawn again in the backward pass
+    return keep if tokens is None else jax.reshard(keep, split)
 
 
 def keys_for(key: jax.Array | None, places: int):

@@ -90,9 +90,10 @@ def block_activations(config: ViTConfig | MiniGPTConfig, batch: int, ways: int =
     """Bytes per device that wait in one block for the backward pass; batch: B of this device.
 
     Everything is float32 but the inputs of the attention's matmuls, which a TPU rounds to bfloat16
-    and keeps so. There wait the hidden units before the activation; the scores; query, key, value
-    and what the heads give; the softmax's maxima and sums; what comes into the block and what lies
-    between its halves. What is split along "model" is divided, the residual stream is not.
+    and keeps so, and dropout's masks, of a byte each. There wait the hidden units before the
+    activation; the scores; query, key, value and what the heads give; the softmax's maxima and
+    sums; what comes into the block and what lies between its halves; a mask for each tensor that
+    drops units. What is split along "model" is divided, the residual stream is not.
     """
     T, D, F, H = config.tokens, config.embed, config.hidden // ways, config.heads // ways
     hidden = 4 * token_rows(batch, T, F)
@@ -100,7 +101,9 @@ def block_activations(config: ViTConfig | MiniGPTConfig, batch: int, ways: int =
     heads = 2 * 4 * batch * tiled(D // ways, T)
     sums = 4 * 2 * batch * tiled(H, T)
     residual = 4 * 2 * token_rows(batch, T, D)
-    return hidden + scores + heads + sums + residual
+    dropped = (D, D) if isinstance(config, MiniGPTConfig) else (F, D)
+    masks = sum(token_rows(batch, T, width) for width in dropped) if config.dropout else 0
+    return hidden + scores + heads + sums + residual + masks
 
 
 def vit_step_memory(config: ViTConfig, images: int, ways: int = 1, rows: int = 1):

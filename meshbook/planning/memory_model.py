@@ -15,7 +15,8 @@ from meshbook.models.vit import ViTConfig
 from meshbook.planning import costs
 from meshbook.planning.topologies import Compilation
 
-OTHER_PROGRAMS = ("layout", "checkpoint", "parts", "undone", "dropout", "dtype")  # no formula here
+OTHER_PROGRAMS = ("layout", "checkpoint", "parts", "undone", "dropout", "dtype",
+                  "loss")  # no formula here
 
 
 class Cell(NamedTuple):

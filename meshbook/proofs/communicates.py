@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshbook.hlo.collectives import Moved, collectives
-from meshbook.hlo.exchanges import KINDS
+from meshbook.hlo.opcodes import COLLECTIVE
 from meshbook.proofs.verdicts import ProofFailed, Verdict
 from meshbook.text import sized_bytes
 
@@ -46,8 +46,8 @@ def _prediction(key, moved, mesh):
     kind, axes = key
     axes = (axes,) if isinstance(axes, str) else tuple(axes)
     names = tuple(mesh.axis_names) if mesh is not None else ()
-    if kind not in KINDS:
-        raise ValueError(f"expected a kind among {', '.join(KINDS)}, found {kind!r}")
+    if kind not in COLLECTIVE:
+        raise ValueError(f"expected a kind among {', '.join(sorted(COLLECTIVE))}; found {kind!r}")
     if unknown := set(axes) - set(names):
         raise ValueError(f"expected axes among {', '.join(names)}, found {sorted(unknown)[0]!r}")
     return (kind, tuple(sorted(axes, key=names.index))), Moved(*moved)

@@ -36,7 +36,13 @@ def anchors(path):
 
 def test_every_chapter_is_on_the_site():
     assert [path.stem for path in CHAPTERS if path not in PAGES] == []
-    assert (SITE / "index.html").exists()
+
+
+def test_the_sites_root_leads_to_its_first_page_and_has_the_icon_that_browsers_ask_for():
+    front = soup(SITE / "index.html")
+    first = front.select_one("meta[http-equiv=refresh]")["content"].partition("url=")[2]
+    assert (SITE / first) in PAGES and front.select_one("a")["href"] == first
+    assert (SITE / front.select_one("link[rel=icon]")["href"]).exists()
 
 
 @each(CHAPTERS)

@@ -93,6 +93,16 @@ def test_and_so_they_are_on_a_mesh_by_every_preset(row):
     proofs.assert_communicates(program, mesh, traffic(row))
 
 
+def test_the_plain_loss_that_is_compiled_for_comparison_is_the_same_loss():
+    from benchmarks.aot import plain_cross_entropy
+
+    def loss(head, labels):
+        return plain_cross_entropy(head["hidden"], head["w"], head["b"], labels, None,
+                                   vocabulary=VOCABULARY, sharding=Sharding.data_parallel())
+
+    assert_equal(compiled(loss, "data_parallel", (8, 1))[1], False)
+
+
 def traffic(row):
     """What moves on (4, 2): in the loop, a maximum and two sums in one per token, no gradient."""
     head, tokens = D * V + V, B // 4 * T

@@ -11,7 +11,7 @@ from meshbook.planning.estimates import PRESETS, estimate
 
 RECORD = {name: cell for name, cell in topologies.recorded().items()
           if cell.fits and not cell.rematerialised
-          and not re.search("layout=|parts=|checkpoint=|embed=|undone=|dropout=|dtype=", name)}
+          and not re.search("layout=|parts=|checkpoint=|embed=|undone=|dropout=|dtype=|loss=", name)}
 V5E = DEVICES["TPU v5e"]
 SMALL = ViTConfig(embed=48, hidden=96, heads=4, layers=2)
 

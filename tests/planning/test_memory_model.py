@@ -36,7 +36,7 @@ def test_every_recorded_program_is_predicted_or_apart_with_a_reason():
     assert not {cell.name for cell in CELLS} & APART.keys()
     for name, why in APART.items():
         found = RECORD[name]
-        assert not found.fits or found.rematerialised or re.search("layout|checkpoint|parts|undone|dropout|dtype", why)
+        assert not found.fits or found.rematerialised or re.search("layout|checkpoint|parts|undone|dropout|dtype|loss", why)
     assert {cell.tpu for cell in CELLS} == {found.topology for found in RECORD.values()}
     own, others = predictions()
     assert sorted(own | others) == sorted(cell.name for cell in CELLS)
@@ -60,8 +60,8 @@ def test_the_pages_claim_the_worst_of_the_picture_and_no_less():
 
 def test_a_claim_that_is_too_narrow_is_seen():
     page = (ROOT / "book" / "06-nine-experiments.md").read_text()
-    narrow = page.replace("within 7%", "within 5%", 1)
-    assert (5, 20) in claims(narrow) and (5, 20) not in claims(page)
+    narrow = page.replace("within 13%", "within 5%", 1)
+    assert (5, 24) in claims(narrow) and (5, 24) not in claims(page)
 
 
 def test_the_cross_validation_is_that_of_all_choices():

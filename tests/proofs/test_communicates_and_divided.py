@@ -66,7 +66,7 @@ def test_an_all_gather_is_no_all_reduce_of_as_many_bytes(mesh):
 
 @pytest.mark.parametrize("expected, message", [
     ({("all-reduce", "modle"): (1, 1)}, "expected axes among batch, model, found 'modle'"),
-    ({("allreduce", "model"): (1, 1)}, "expected a kind among all-reduce, .*found 'allreduce'"),
+    ({("allreduce", "model"): (1, 1)}, "expected a kind among all-gather, all-reduce, .*found 'allreduce'"),
     ({"model": 512}, r"expected \{\(kind, axes\): \(count, bytes\)\}, found 'model': 512"),
     ({("all-reduce", "model"): 512}, r"found \('all-reduce', 'model'\): 512"),
 ])
