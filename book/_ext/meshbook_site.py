@@ -66,7 +66,7 @@ FRONT = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <title>{title}</title>
-<link rel="icon" href="_static/{icon}">
+<link rel="icon" href="data:,">
 <meta http-equiv="refresh" content="0; url={first}">
 <p><a href="{first}">{title}</a></p>
 </html>
@@ -74,13 +74,13 @@ FRONT = """<!doctype html>
 
 
 def write_front(app, exception):
-    """Lead from the site's root to its first page; Jupyter Book's own redirect has no icon, and
-    a browser that asks for one finds none.
+    """Lead from the site's root to its first page, with an empty icon.
+
+    Jupyter Book's own redirect names none, so that a browser asks for one that is not there.
     """
     if exception is None and app.builder.format == "html":
-        words = {"title": app.config.html_title, "first": f"{app.config.root_doc}.html",
-                 "icon": PurePosixPath(app.config.html_favicon).name}
-        Path(app.outdir, "index.html").write_text(FRONT.format(**words), "utf8")
+        front = FRONT.format(title=app.config.html_title, first=f"{app.config.root_doc}.html")
+        Path(app.outdir, "index.html").write_text(front, "utf8")
 
 
 def setup(app):

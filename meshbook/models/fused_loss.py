@@ -113,16 +113,22 @@ def odds(
     return (loss_n.sum(), right_n.sum()), errors_nv, share_n
 
 
-def plain_odds(h_nD: Float[Array, "n D"], w_Dv: Float[Array, "D v"], b_v: Float[Array, "v"],
-               label_n: Float[Array, "n"]):
-    """exp(h·w + b - label) in the type of h: (odds (n, v), their sums (n,), their maxima (n,)).
+def plain_odds(
+    h_nD: Float[Array, "n D"], w_Dv: Float[Array, "D v"],
+    b_v: Float[Array, "v"], label_n: Float[Array, "n"],
+):
+    """exp(h·w + b - label), its sums and its maxima: (n, v), (n,), (n,).
 
-    b and label are float32, and so are the sums.
+    b and label are float32, and so are the sums; the others have the type
+    of h.
     """
-    logits_nv = jnp.einsum("nD,Dv->nv", h_nD, w_Dv, preferred_element_type=jnp.float32)
+    dtype = h_nD.dtype
+    product = partial(jnp.einsum, preferred_element_type=jnp.float32)
+    logits_nv = product("nD,Dv->nv", h_nD, w_Dv)
     odds_nv = jnp.exp(logits_nv + b_v - label_n[:, None])
-    found = odds_nv.astype(h_nD.dtype), odds_nv.sum(-1), odds_nv.max(-1).astype(h_nD.dtype)
-    return jax.lax.optimization_barrier(found)  # all three at the end of the product
+    sum_n, top_n = odds_nv.sum(-1), odds_nv.max(-1).astype(dtype)
+    # all three come out of one operation, the product
+    return jax.lax.optimization_barrier((odds_nv.astype(dtype), sum_n, top_n))
 
 
 def logits_at(h_nD: Float[Array, "n D"], w_Dv: Float[Array, "D v"], b_v: Float[Array, "v"],

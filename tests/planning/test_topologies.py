@@ -128,9 +128,10 @@ def test_the_ninth_experiment_does_not_fit_and_is_made_to_fit():
     ample = RECORD["v5p none 4096"]
     assert ample.fits and ample.rematerialised == 0 and ample.peak > 3 * ninth.available
     checkpointed = RECORD["v2-8 none 4096 checkpoint=True"]
-    assert checkpointed.peak < 0.6 * ninth.peak and not checkpointed.fits  # by a tenth
+    assert ninth.available < checkpointed.peak < 0.6 * ninth.peak  # too much by a tenth at most
     for special in ("parts=8", "checkpoint=True parts=2"):
-        assert RECORD[f"v2-8 none 4096 {special}"].fits
+        found = RECORD[f"v2-8 none 4096 {special}"]
+        assert found.fits and found.peak < ninth.available
 
 
 def test_what_is_recorded_comes_back():
