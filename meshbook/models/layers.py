@@ -86,8 +86,8 @@ def kept(key: jax.Array, x: Float[Array, "... T D"], least: int):
     )
     words = jax.lax.optimization_barrier(words)  # or each byte draws them again
     keep = [(words >> shift) % 256 >= least for shift in (0, 8, 16, 24)]
-    keep = jax.lax.optimization_barrier(jnp.concatenate(keep, -2))  # or it is
-    keep = keep[..., :T, :]  # drawn again in the backward pass
+    keep = jnp.concatenate(keep, -2)
+    keep = jax.lax.optimization_barrier(keep)[..., :T, :]  # or drawn twice
     return keep if tokens is None else jax.reshard(keep, split)
 
 

@@ -23,7 +23,7 @@ class Cell(NamedTuple):
     """A program that was compiled for a TPU, in bytes per device.
 
     formula: `costs.step_peak`. live: what arrays fill when they fill most, `Compilation.held`.
-    peak: what the program asks for, with the gaps between them; this decides what fits.
+    peak: what the program asks for, with the gaps between them; this has to fit.
     """
 
     name: str

@@ -53,10 +53,11 @@ UNITS = {"B": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 class Compilation:
     """What a TPU's compiler made of one program; sizes are bytes on one device.
 
-    peak: what the program asks for, fragmentation with it, which decides whether it fits; where it
-    does not, what the compiler said that it would need, with `available` beside it. live: the most
-    that is live at once, without gaps; by the compiler's count, which adds what lies in a chip's
-    own memory.
+    fits: whether the compiler accepts it. peak: what the program asks for, fragmentation with it;
+    where it does not fit, what the compiler said that it would need, with `available` beside it.
+    A program that is accepted may ask for more than is called available when another is refused.
+    live: the most that is live at once, without gaps; by the compiler's count, which adds what
+    lies in a chip's own memory.
     arguments, outputs, temporaries, shared (of the outputs, what lies where the arguments were):
     `memory_analysis`. rematerialised: operations that the compiler computes again because
     memory ran short. operations: how many of each kind are left after fusion. traffic and flops as

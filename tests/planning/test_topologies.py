@@ -128,7 +128,7 @@ def test_the_ninth_experiment_does_not_fit_and_is_made_to_fit():
     ample = RECORD["v5p none 4096"]
     assert ample.fits and ample.rematerialised == 0 and ample.peak > 3 * ninth.available
     checkpointed = RECORD["v2-8 none 4096 checkpoint=True"]
-    assert ninth.available < checkpointed.peak < 0.6 * ninth.peak  # too much by a tenth at most
+    assert ninth.available < checkpointed.peak < 1.1 * ninth.available < 0.6 * ninth.peak
     for special in ("parts=8", "checkpoint=True parts=2"):
         found = RECORD[f"v2-8 none 4096 {special}"]
         assert found.fits and found.peak < ninth.available
