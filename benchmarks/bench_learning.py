@@ -1,8 +1,9 @@
 """Learning happens: test accuracy after a fixed number of steps, three seeds.
 
-The laptop-size ViT of chapter 3 with the book's recipe, batch 128, on eight simulated
-devices as a mesh (8, 1): on the digits, and on CIFAR-10 where MESHBOOK_DATA is set. A
-seed decides the initial weights, the order of the images, augmentation and dropout.
+The laptop-size ViT of chapter 3 as its last section has it, whose head reads the mean of the
+tokens and whose patches begin whitened, without dropout, batch 128, on eight simulated devices
+as a mesh (8, 1): on the digits, and on CIFAR-10 where MESHBOOK_DATA is set. A seed decides the
+initial weights, the order of the images and augmentation.
 """
 
 import itertools
@@ -11,24 +12,31 @@ import statistics
 import time
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from helpers import start
 from meshbook.data import images
-from meshbook.models import ViT, ViTConfig
+from meshbook.models.vit import MeanViT, ViTConfig, whitening
 from meshbook.sharding import Sharding, make_mesh
 from meshbook.training import create_state, evaluate, fit, recipe
 
-LAPTOP = ViTConfig(patch=8, embed=64, hidden=128, heads=4, layers=2)
+LAPTOP = ViTConfig(patch=8, embed=64, hidden=128, heads=4, layers=2, dropout=0.0)
 B, SEEDS = 128, (0, 1, 2)
-STEPS = {True: 300, False: 2_000}  # is it the stand-in?
-ASKED = {True: 0.95, False: 0.55}
+STEPS = {True: 400, False: 2_400}  # is it the stand-in?
+ASKED = {True: 0.98, False: 0.60}
 
 
 def train(splits, seed):
     """(test accuracy, seconds of training with compiling) of one run."""
     steps, mesh = STEPS[splits.is_stand_in], make_mesh((8, 1))
-    make_model = lambda: ViT(LAPTOP, Sharding.data_parallel(), rngs=nnx.Rngs(seed))
+    first_XD = whitening(splits.prepare(splits.train.inputs[:10_000]), LAPTOP)
+
+    def make_model():
+        model = MeanViT(LAPTOP, Sharding.data_parallel(), rngs=nnx.Rngs(seed))
+        model.w_patch_XD[...] = jnp.asarray(first_XD)
+        return model
+
     state = create_state(make_model, recipe(steps), mesh, prepare=splits.prepare)
     stream = itertools.islice(images.batches(splits.train, B, seed), steps)
     begin = time.perf_counter()

@@ -3,7 +3,7 @@
 The chunks of `meshbook.models.losses` write a chunk's logits in float32 and read them again for
 their maximum, for their sum and for their errors. Here each token's logits are counted from its
 label's, which is a single number, known before the others. So a product ends in an exp and is
-written once, in the type of the model; its sum is the loss; and both gradients are products of it
+written once, in the type of the model; its sum is the loss; and all gradients are products of it
 as it is, because what the sum divides can be divided in the token's row. Nothing is computed twice.
 
 Sources: Milakov and Gimelshein 2018 (a softmax that does not know its maximum); Wijmans et al.
@@ -65,17 +65,19 @@ def sums_and_products(
     def turn(total, part):
         more, errors_nv, share_n = odds(*settings, w_Dv, b_v, *part)
         product = partial(jnp.einsum, preferred_element_type=jnp.float32)
-        rows_nD = (part[0] * share_n[:, None]).astype(h_nD.dtype)
-        db_v = (errors_nv.astype(jnp.float32) * share_n[:, None]).sum(0)
         dh_nD = product("nv,Dv->nD", errors_nv, w_Dv) * share_n[:, None]
-        more = *more, product("nD,nv->Dv", rows_nD, errors_nv), db_v
+        # As if hidden had one more number, 1, whose weights are the bias.
+        rows_nX = jnp.pad(part[0], [(0, 0), (0, 1)], constant_values=1)
+        rows_nX = (rows_nX * share_n[:, None]).astype(h_nD.dtype)
+        more = *more, product("nX,nv->Xv", rows_nX, errors_nv)
         return jax.tree.map(jnp.add, total, more), dh_nD.astype(h_nD.dtype)
 
-    zero, parts = jnp.zeros_like(weight_n[0]), cut(chunk, h_nD, labels_n, weight_n)
-    start = zero, zero, *(jnp.zeros_like(x, jnp.float32) for x in (w_Dv, b_v))
-    (loss, right, dw_Dv, db_v), dh_cnD = jax.lax.scan(turn, start, parts)
-    dh_nD = dh_cnD.reshape(-1, h_nD.shape[-1])[:len(h_nD)]
-    return (loss, right), (dh_nD, dw_Dv.astype(w_Dv.dtype), db_v.astype(b_v.dtype))
+    (D, v), zero = w_Dv.shape, jnp.zeros_like(weight_n[0])
+    start = zero, zero, jnp.zeros_like(w_Dv, jnp.float32, shape=(D + 1, v))
+    parts = cut(chunk, h_nD, labels_n, weight_n)
+    (loss, right, dw_Xv), dh_cnD = jax.lax.scan(turn, start, parts)
+    dh_nD = dh_cnD.reshape(-1, D)[:len(h_nD)]
+    return (loss, right), (dh_nD, dw_Xv[:D].astype(w_Dv.dtype), dw_Xv[D].astype(b_v.dtype))
 
 
 def odds(

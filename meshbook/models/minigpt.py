@@ -118,11 +118,11 @@ def rows_backward(where: tuple, ids_BT: Ids, dx_BTD: Hidden):
     split = tuple(jax.tree.leaves((tuple(table), tuple(BT))))
 
     def local(ids_bT, dx_bTD):
-        zero_vD = jnp.zeros((length // parts, dx_bTD.shape[-1]), dx_bTD.dtype)
+        zero_vD = jnp.zeros((length // parts, dx_bTD.shape[-1]))  # bfloat16 sums would stall
         zero_vD = jax.lax.pcast(zero_vD, split, to="varying")
         at, mine = places(table, len(zero_vD), ids_bT)
         dx_bTD = jnp.where(mine[..., None], dx_bTD, 0)
-        dw_vD = zero_vD.at[at].add(dx_bTD, mode="drop")
+        dw_vD = zero_vD.at[at].add(dx_bTD.astype(jnp.float32), mode="drop").astype(dx_bTD.dtype)
         rows = tuple(jax.tree.leaves(tuple(BT)))
         return jax.lax.psum(dw_vD, rows) if rows else dw_vD
 

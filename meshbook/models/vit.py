@@ -91,6 +91,26 @@ def patches(
     return jax.lax.reshape(x, (B, n * n, p * p * 3), out_sharding=rows)
 
 
+def whitening(
+    images_BHWC: Float[Array | np.ndarray, "B H W C"], config: ViTConfig
+):
+    """Weights (X, D) that make of these images' patches D numbers of variance 1.
+
+    They are the patches' D largest principal components, each divided by its
+    standard deviation. images_BHWC: prepared; a few thousand are enough.
+    Source: Coates, Ng and Lee 2011. Raises ValueError where D is above X.
+    """
+    D, p = config.embed, config.patch
+    n, X = config.image // p, p * p * 3
+    if D > X:
+        raise ValueError(f"patches of {X} numbers do not have {D} components")
+    x = np.reshape(images_BHWC, (-1, n, p, n, p, 3))
+    x_NX = x.transpose(0, 1, 3, 2, 4, 5).reshape(-1, X)
+    variances_X, axes_XX = np.linalg.eigh(np.cov(x_NX, rowvar=False))
+    scaled_XX = axes_XX / np.sqrt(variances_X + 0.01)  # noise stays small
+    return scaled_XX[:, ::-1][:, :D].astype(np.float32)
+
+
 class Block(nnx.Module):
     """One encoder block: attention, then MLP, each added to what came in."""
 
@@ -155,6 +175,10 @@ class ViT(nnx.Module):
             first_D, (len(x_BTD), 1, c.embed), out_sharding=split_BTD)
         return jnp.concatenate([first_B1D, x_BTD + position_TD[1:]], axis=1)
 
+    def read(self, x_BTD: Float[Array, "B T D"]):
+        """What the head reads of the tokens, the class token: (B, D)."""
+        return x_BTD[:, 0]
+
     def __call__(
         self, images_BHWC: Num[Array | np.ndarray, "B H W C"],
         key: jax.Array | None = None,
@@ -167,8 +191,18 @@ class ViT(nnx.Module):
             with jax.named_scope(f"block_{i}"):
                 x_BTD = block(x_BTD, keys[i])
         with jax.named_scope("head"):
-            x_BD = self.norm(x_BTD[:, 0])
+            x_BD = self.norm(self.read(x_BTD))
             w_DC = s.weight("DC", self.w_head_DC[...], c.dtype)
             logits_BC = jnp.einsum("BD,DC->BC", x_BD, w_DC,
                                    out_sharding=s.activation("BC"))
             return logits_BC + s.gather("C", self.b_head_C[...], c.dtype)
+
+
+class MeanViT(ViT):
+    """A ViT whose head reads the mean of all tokens, and not the class token.
+
+    Source: Beyer, Zhai and Kolesnikov 2022, "Better plain ViT baselines".
+    """
+
+    def read(self, x_BTD: Float[Array, "B T D"]):
+        return x_BTD.mean(1)

@@ -14,7 +14,7 @@ from tiny_gpt import CONFIG, ROWS, build, place_all, tiny_state, weights
 
 from meshbook.hlo import module
 from meshbook.models import MiniGPTConfig
-from meshbook.models.minigpt import MASKED
+from meshbook.models.minigpt import MASKED, look_up
 from meshbook.planning import costs
 from meshbook.sharding import Sharding, make_mesh
 
@@ -131,6 +131,22 @@ def test_a_token_or_position_out_of_range_is_not_a_number(row, shape):
     found = np.isnan(logits(state(row, shape), tokens, positions=places))
     assert found.all((1, 2)).tolist() == [True, True, True, False, True, True, False, False]
     assert not found[[3, 6, 7]].any()
+
+
+@pytest.mark.parametrize("row, shape", [("data_parallel", (1, 8)), ("tensor_parallel", (2, 4))])
+def test_the_gradient_of_a_frequent_token_is_whole_in_bfloat16(row, shape):
+    """A sum in bfloat16 stops at 256 ones: 257 is not one of its numbers."""
+    sharding = getattr(Sharding, row)()
+    tokens = np.zeros((8, 64), np.int32)
+
+    def total(table_VD):
+        x_BTD = look_up("VD", table_VD, tokens, 16, jnp.bfloat16, sharding)
+        return x_BTD.astype(jnp.float32).sum()
+
+    with jax.set_mesh(make_mesh(shape)):
+        table_VD = jax.reshard(jnp.ones((16, 4)), sharding.parameter("VD"))
+        found = np.asarray(jax.jit(jax.grad(total))(table_VD))
+    assert (found[0] == tokens.size).all() and not found[1:].any()
 
 
 @on_one_device

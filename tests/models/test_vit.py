@@ -13,6 +13,7 @@ from meshes import on_one_device
 
 from meshbook.models import ViT, ViTConfig
 from meshbook.models.layers import dropout, kept
+from meshbook.models.vit import MeanViT, whitening
 from meshbook.planning import costs
 from meshbook.sharding import Sharding, make_mesh
 
@@ -47,6 +48,42 @@ def test_the_order_of_the_patches_matters():
     model.position_TD[...] = jnp.zeros_like(model.position_TD[...])
     cut = IMAGES.reshape(8, 4, 8, 32, 3)[:, ::-1].reshape(IMAGES.shape)  # rows of patches
     np.testing.assert_allclose(model(IMAGES), model(cut), atol=1e-4)
+
+
+def of_the_mean(shape, row):
+    """Logits of a MeanViT: its sharding is that of the preset `row`."""
+    with jax.set_mesh(make_mesh(shape)):
+        model = MeanViT(SMALL, getattr(Sharding, row)(), rngs=nnx.Rngs(0))
+        return np.asarray(jax.jit(lambda x: model(x))(IMAGES))
+
+
+@pytest.mark.parametrize("row", ["data_parallel", "tensor_parallel", "fully_sharded"])
+def test_a_head_that_reads_the_mean_does_so_on_every_mesh(row):
+    np.testing.assert_allclose(of_the_mean((4, 2), row), of_the_mean((1, 1), "none"), atol=1e-5)
+
+
+@on_one_device
+def test_a_head_that_reads_the_mean_gives_every_token_the_same_gradient():
+    model = MeanViT(SMALL, Sharding.none(), rngs=nnx.Rngs(0))
+    x_BTD = jnp.asarray(np.random.default_rng(1).normal(size=(2, SMALL.tokens, 32)))
+    np.testing.assert_allclose(model.read(x_BTD), np.asarray(x_BTD).mean(1), atol=1e-6)
+    assert np.unique(jax.grad(lambda x: model.read(x).sum())(x_BTD)).size == 1
+
+
+def test_whitened_patches_are_uncorrelated_and_of_variance_one():
+    random = np.random.default_rng(0)
+    images = np.cumsum(random.normal(size=(400, 32, 32, 3)), axis=1)  # neighbours are alike
+    first_XD = whitening(images, SMALL)
+    cut = images.reshape(400, 4, 8, 4, 8, 3).transpose(0, 1, 3, 2, 4, 5).reshape(-1, 192)
+    covariance = np.cov(cut @ first_XD, rowvar=False)
+    assert first_XD.shape == (192, 32) and first_XD.dtype == np.float32
+    np.testing.assert_allclose(covariance, np.eye(32), atol=0.02)
+
+
+def test_patches_do_not_have_more_components_than_numbers():
+    wide = ViTConfig(patch=2, embed=16, hidden=8, heads=1, layers=1)
+    with pytest.raises(ValueError, match="patches of 12 numbers do not have 16 components"):
+        whitening(IMAGES, wide)
 
 
 @on_one_device
