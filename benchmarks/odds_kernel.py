@@ -21,6 +21,7 @@ ROWS, COLUMNS, DEPTH = 128, 128, 64  # of a tile: tokens, vocabulary, numbers su
 def kernel_odds(h_nD, w_Dv, b_v, label_n, interpret=False):
     """The same as fused_loss.plain_odds, by a kernel; interpret: step by step, on any device.
 
+    Odds and maxima have the type of h, because a GPU writes them to its memory.
     Raises ValueError where n or v is no multiple of 128, or D none of 64.
     """
     (n, D), v = h_nD.shape, len(b_v)

@@ -3,8 +3,8 @@
 The chunks of `meshbook.models.losses` write a chunk's logits in float32 and read them again for
 their maximum, for their sum and for their errors. Here each token's logits are counted from its
 label's, which is a single number, known before the others. So a product ends in an exp and is
-written once, in the type of the model; its sum is the loss; and all gradients are products of it
-as it is, because what the sum divides can be divided in the token's row. Nothing is computed twice.
+written once; its sum is the loss; and all gradients are products of it as it is, because what the
+sum divides can be divided in the token's row. Nothing is computed twice.
 
 Sources: Milakov and Gimelshein 2018 (a softmax that does not know its maximum); Wijmans et al.
 2024, "Cut your losses" (a loss whose logits are never in memory).
@@ -35,8 +35,7 @@ def one_pass_cross_entropy(
     """The same mean loss (nats) and accuracy as chunked_cross_entropy, and its gradients.
 
     Arguments as there; make_odds: see plain_odds, which is the default. A token whose loss is
-    above 88 nats makes the loss infinite. In bfloat16 an answer counts as right where no other
-    logit is 0.004 above the label's.
+    above 88 nats makes the loss infinite.
     """
     settings = split_of(sharding), vocabulary, make_odds or plain_odds
     return mean_over_devices(
@@ -64,6 +63,7 @@ def sums_and_products(
     """The same sums, and the loss's gradients to hidden, weights and bias."""
     def turn(total, part):
         more, errors_nv, share_n = odds(*settings, w_Dv, b_v, *part)
+        errors_nv = errors_nv.astype(h_nD.dtype)
         product = partial(jnp.einsum, preferred_element_type=jnp.float32)
         dh_nD = product("nv,Dv->nD", errors_nv, w_Dv) * share_n[:, None]
         # As if hidden had one more number, 1, whose weights are the bias.
@@ -121,16 +121,15 @@ def plain_odds(
 ):
     """exp(h·w + b - label), its sums and its maxima: (n, v), (n,), (n,).
 
-    b and label are float32, and so are the sums; the others have the type
-    of h.
+    All are float32, whatever the type of h: a TPU writes these sooner than
+    bfloat16, for which it has to pack two rows into one.
     """
-    dtype = h_nD.dtype
     product = partial(jnp.einsum, preferred_element_type=jnp.float32)
     logits_nv = product("nD,Dv->nv", h_nD, w_Dv)
     odds_nv = jnp.exp(logits_nv + b_v - label_n[:, None])
-    sum_n, top_n = odds_nv.sum(-1), odds_nv.max(-1).astype(dtype)
     # all three come out of one operation, the product
-    return jax.lax.optimization_barrier((odds_nv.astype(dtype), sum_n, top_n))
+    return jax.lax.optimization_barrier(
+        (odds_nv, odds_nv.sum(-1), odds_nv.max(-1)))
 
 
 def logits_at(h_nD: Float[Array, "n D"], w_Dv: Float[Array, "D v"], b_v: Float[Array, "v"],

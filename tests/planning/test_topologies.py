@@ -17,9 +17,11 @@ from meshbook.hlo import module
 from meshbook.hlo.collectives import Moved, Traffic
 from meshbook.models import ViTConfig
 from meshbook.planning import costs, topologies
+from meshbook.planning.devices import DEVICES
 from meshbook.planning.topologies import (
     Compilation, compile_for, operations, rematerialised, tpu_mesh,
 )
+from meshbook.profiling.estimated_runs import estimated_run
 from meshbook.sharding import make_mesh
 
 ROOT = Path(__file__).parents[2]
@@ -250,3 +252,20 @@ def test_processes_compile_side_by_side_and_say_nothing(tmp_path):
         out, err = child.communicate()
         assert (child.returncode, out, err) == (0, f"{2 * 256**3}\n", "")
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@compiler
+def test_a_product_that_ends_in_float32_is_written_sooner_than_one_in_bfloat16():
+    """Why the odds of `meshbook.models.fused_loss` are float32 whatever the model is."""
+    def raw(dtype):
+        @jax.jit
+        def odds(h, w):
+            product = jnp.einsum("nD,Dv->nv", h, w, preferred_element_type=jnp.float32)
+            return jnp.exp(product).astype(dtype)
+
+        arguments = [jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+                     for shape in ((128, 256), (256, 50_304))]
+        text = topologies.text_for("v5e-1", odds, *arguments)
+        return estimated_run(text, None, DEVICES["TPU v5e"]).raw
+
+    assert raw(jnp.bfloat16) > 1.3 * raw(jnp.float32)
