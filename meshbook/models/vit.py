@@ -199,10 +199,15 @@ class ViT(nnx.Module):
 
 
 class MeanViT(ViT):
-    """A ViT whose head reads the mean of all tokens, and not the class token.
+    """A ViT without a class token: its head reads the mean of the patches.
 
-    Source: Beyer, Zhai and Kolesnikov 2022, "Better plain ViT baselines".
+    The class token's parameters are there but unused, so that a state fits
+    both models. Source: Beyer, Zhai and Kolesnikov 2022, "Better plain ViT
+    baselines".
     """
+
+    def embed(self, images_BHWC: Num[Array | np.ndarray, "B H W C"]):
+        return super().embed(images_BHWC)[:, 1:]
 
     def read(self, x_BTD: Float[Array, "B T D"]):
         return x_BTD.mean(1)
