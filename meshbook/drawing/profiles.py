@@ -9,7 +9,7 @@ from meshbook.hlo.module import Shape
 from meshbook.profiling.traces import Trace
 from meshbook.text import sized_bytes
 
-KINDS = {"compute": svg.SERIES[0], "collective": svg.SERIES[1], "copy": svg.SERIES[2]}
+KINDS = dict(zip(("compute", "collective", "copy"), svg.KINDS, strict=True))
 ROLES = {"argument": svg.SERIES[2], "output": svg.SERIES[3], "temporary": svg.SERIES[0]}
 WIDE = 400  # pixels that time, or the schedule, has
 

@@ -16,6 +16,8 @@ DEVICES = (
 )
 # Those of them that keep a contrast of 3:1 as a thin line on white and on a dark page.
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#c2689a", "#858585")
+# Kinds of operations stand beside devices, so their colours are no device's: violet, crimson, teal.
+KINDS = ("#7b5cc6", "#c8333f", "#1b8a9e")
 
 
 def device_colour(device_id: int):

@@ -146,6 +146,7 @@ def test_a_text_is_shortened_to_its_room(room, end, expected):
 
 def test_colours_of_kinds_and_roles_differ_and_no_text_stands_on_them(memory):
     assert len(set(KINDS.values())) == len(KINDS) and len(set(ROLES.values())) == len(ROLES)
+    assert not set(KINDS.values()) & set(svg.DEVICES)
     for drawing in (draw_gantt(RUN), draw_shares(RUN), draw_buffers(memory)):
         fills = set(re.findall(r'<text [^>]*fill="([^"]*)"', drawing.html))
         assert fills == {"currentColor"}

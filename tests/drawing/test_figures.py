@@ -122,9 +122,10 @@ def lab(colour, sight):
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
+@pytest.mark.parametrize("palette", [svg.DEVICES, svg.KINDS])
 @pytest.mark.parametrize("sight", SIGHT)
-def test_eight_devices_have_eight_colours_for_every_eye(sight):
-    seen = [lab(colour, SIGHT[sight]) for colour in svg.DEVICES]
+def test_devices_and_kinds_have_different_colours_for_every_eye(sight, palette):
+    seen = [lab(colour, SIGHT[sight]) for colour in palette]
     apart = [np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2)]
     assert min(apart) > 14, min(apart)
 
@@ -137,7 +138,7 @@ def contrast(one, other):
 def test_ids_read_on_their_colours_and_lines_on_both_pages():
     assert all(contrast(svg.ink(colour), colour) >= 4.5 for colour in svg.DEVICES)
     for page in ("#ffffff", "#121212"):
-        assert all(contrast(page, colour) >= 3 for colour in svg.SERIES)
+        assert all(contrast(page, colour) >= 3 for colour in (*svg.SERIES, *svg.KINDS))
 
 
 def test_lines_that_coincide_are_drawn_from_wide_to_narrow():

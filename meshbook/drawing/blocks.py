@@ -1,0 +1,75 @@
+"""A transformer block under tensor parallelism: what each device holds, and what is summed."""
+
+from numbers import Real
+
+from meshbook.drawing import svg
+
+LANE, GAP, HIGH, PITCH = 150.0, 16.0, 32.0, 40.0  # pixels
+WIDE = 2 * LANE + GAP
+
+
+def draw_block(examples: int, tokens: int, embed: int, hidden: int, heads: int):
+    """Draw a block on the two devices of a group along "model", from top to bottom.
+
+    examples: of the group; the other sizes are those of the model. Outlined boxes are the same on
+    both devices, filled ones are each device's half, and lighter ones are partial sums. A solid bar
+    is an all-reduce of the forward pass, a dashed one of the backward pass, where the gradient of
+    what passes there is a partial sum.
+    """
+    whole, size = f"({examples}, {tokens}, {embed})", embed // heads
+    half = heads // 2
+    heads_of = [f"heads {d * half}–{(d + 1) * half - 1}" for d in range(2)]
+    units = [f"units {d * hidden // 2}–{(d + 1) * hidden // 2 - 1}" for d in range(2)]
+    split = f"({examples}, {tokens}, {half}, {size})"
+    wide = f"({examples}, {tokens}, {hidden // 2})"
+    rows = [
+        ("whole", ["x, and its norm"] * 2, whole),
+        ("backward", "backward: all-reduce the gradient", ""),
+        ("split", [f"q, k, v: {each}" for each in heads_of], split),
+        ("split", [f"attention: {each}" for each in heads_of], split),
+        ("partial", ["output: partial sum"] * 2, whole),
+        ("forward", "forward: all-reduce the output", ""),
+        ("whole", ["the sum, and its norm"] * 2, whole),
+        ("backward", "backward: all-reduce the gradient", ""),
+        ("split", [f"hidden {each}" for each in units], wide),
+        ("partial", ["output: partial sum"] * 2, whole),
+        ("forward", "forward: all-reduce the output", ""),
+        ("whole", ["the sum: the result"] * 2, whole),
+    ]
+    body = [lane_title(device) for device in range(2)]
+    for place, (kind, words, shape) in enumerate(rows):
+        y = 28 + PITCH * place
+        body.append(bar(y, words, kind == "forward") if kind in ("forward", "backward") else
+                    "".join(box(device, y, kind, words[device], shape) for device in range(2)))
+    alt = ("A transformer block on two devices. " + ". ".join(
+        words if isinstance(words, str) else f"Each device: {' / '.join(dict.fromkeys(words))} "
+        f"{shape}" for _, words, shape in rows))
+    return svg.picture("".join(body), WIDE, 28 + PITCH * len(rows) - 6, alt, shown=420)
+
+
+def lane_title(device: int):
+    """The device above its column."""
+    x, colour = device * (LANE + GAP), svg.device_colour(device)
+    chip = svg.element("circle", cx=x + 9, cy=11, r=9, fill=colour)
+    return (chip + svg.text(x + 9, 15, str(device), 11, fill=svg.ink(colour))
+            + svg.text(x + 24, 15, f"device {device}", 12, "start", font_weight="600"))
+
+
+def box(device: int, y: Real, kind: str, words: str, shape: str):
+    """What one device holds there: whole, split or partial."""
+    x, colour = device * (LANE + GAP), svg.device_colour(device)
+    opacity = {"whole": 0.0, "split": 1.0, "partial": 0.25}[kind]
+    fill = svg.ink(colour) if kind == "split" else "currentColor"
+    area = svg.rectangle(x, y, LANE, HIGH, fill=colour, rx=3, fill_opacity=opacity)
+    return (area + svg.frame(x, y, LANE, HIGH)
+            + svg.text(x + LANE / 2, y + 14, words, 10.5, fill=fill, font_weight="600")
+            + svg.text(x + LANE / 2, y + 27, shape, 10, fill=fill))
+
+
+def bar(y: Real, words: str, forward: bool):
+    """An all-reduce of both devices."""
+    style = {} if forward else {"stroke_dasharray": "5 4"}
+    area = svg.rectangle(0, y + 4, WIDE, HIGH - 8, rx=12, stroke="currentColor",
+                         fill="#858585" if forward else "none", **style)
+    ink = "#111111" if forward else "currentColor"
+    return area + svg.text(WIDE / 2, y + 20, words, 11, fill=ink, font_weight="600")

@@ -1,0 +1,49 @@
+"""The block under tensor parallelism: what is drawn is what the rules and the formulas say."""
+from xml.etree import ElementTree
+
+from jax.sharding import AbstractMesh, NamedSharding
+
+from meshbook.drawing.blocks import draw_block
+from meshbook.models import ViTConfig
+from meshbook.planning import costs
+from meshbook.sharding import Sharding
+
+MESH = AbstractMesh((4, 2), ("batch", "model"))
+CONFIG = ViTConfig(patch=8, embed=64, hidden=256, heads=8, layers=3)
+EXAMPLES = 32
+
+
+def drawn():
+    c = CONFIG
+    return draw_block(EXAMPLES // 4, c.tokens, c.embed, c.hidden, c.heads)
+
+
+def labels():
+    return [node.text for node in ElementTree.fromstring(drawn().html).iter()
+            if node.tag.endswith("text")]
+
+
+def test_shapes_are_those_that_the_rules_give_a_device():
+    c, rules = CONFIG, Sharding.tensor_parallel()
+    arrays = {"BTD": (EXAMPLES, c.tokens, c.embed), "BTF": (EXAMPLES, c.tokens, c.hidden),
+              "BTHK": (EXAMPLES, c.tokens, c.heads, c.head_size)}
+    expected = {str(NamedSharding(MESH, rules.activation(letters)).shard_shape(shape))
+                for letters, shape in arrays.items()}
+    assert {label for label in labels() if label.startswith("(")} == expected
+
+
+def test_heads_and_hidden_units_are_divided_without_a_gap():
+    ranges = [label.rpartition(" ")[2] for label in labels() if "–" in label]
+    assert ranges == 2 * ["0–3", "4–7"] + ["0–127", "128–255"]
+
+
+def test_the_block_has_as_many_all_reduces_as_the_formula_counts():
+    bars = [label for label in labels() if "all-reduce" in label]
+    (traffic,) = (moved for (_, axes), moved in
+                  costs.vit_step_traffic(CONFIG, MESH, EXAMPLES).items() if axes == ("model",))
+    assert len(bars) == traffic.count / CONFIG.layers == 4
+    assert [bar.partition(":")[0] for bar in bars] == 2 * ["backward", "forward"]
+
+
+def test_it_is_told_in_words_too():
+    assert "forward: all-reduce the output" in drawn().alt and "heads 4–7" in drawn().alt
