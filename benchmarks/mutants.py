@@ -154,7 +154,7 @@ def ending(code, stderr, page, text):
     kind, says = raised(stderr) or (f"exit status {code}", stderr.strip()[-200:])
     if frames and not says:  # an assertion without words
         cell, line = map(int, frames[-1])
-        says = cells(text, "picture")[cell - 1].splitlines()[line - 1].strip()
+        says = cells(text)[cell - 1].splitlines()[line - 1].strip()
     return {"ended": BY.get(kind, "error"), "cell": int(frames[0][0]) if frames else None,
             "says": f"{kind}: {says}"[:240]}
 

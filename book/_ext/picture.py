@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SITE, STATIC = ROOT / "_build" / "html" / "book", ROOT / "book" / "_static"
 SEEN = "article svg[aria-label^='w_qkv_DSHK on (4, 2)']"
 CENTRE = "drawing => drawing.scrollIntoView({block: 'center', behavior: 'instant'})"
-FRONT = "div:has(> div > svg[aria-label^='fc1, as labelled'])"
+FRONT = "div:has(> div > svg[aria-label^='fc1, as annotated'])"
 CARD = """<body style="margin: 0; padding: 56px 64px; color: #222; font-family: sans-serif">
 <div style="font-size: 64px; font-weight: 700">The Mesh Book</div>
 <div style="font-size: 30px; margin: 8px 0 34px">Parallel training in JAX, executed and proved</div>

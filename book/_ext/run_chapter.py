@@ -11,17 +11,15 @@ CELL = re.compile(r"^```\{code-cell\}[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILI
 OPTIONS = re.compile(r"\A(?:---\n.*?^---\n|(?::[^\n]*\n)+)", re.DOTALL | re.MULTILINE)
 
 
-def cells(text, skip=None):
-    """The code of every cell of a chapter in MyST Markdown that has not this tag."""
-    tagged = re.compile(rf"\A(?::[^\n]*\n)*:tags:[^\n]*\b{skip}\b")
-    return [OPTIONS.sub("", code) for code in CELL.findall(text)
-            if skip is None or not tagged.match(code)]
+def cells(text):
+    """The code of every cell of a chapter in MyST Markdown."""
+    return [OPTIONS.sub("", code) for code in CELL.findall(text)]
 
 
 def run(chapter):
     """Execute the cells of a chapter in order, in one namespace; a terminal shows no picture."""
     main = sys.modules["__main__"] = ModuleType("__main__")
-    for number, code in enumerate(cells(chapter.read_text("utf8"), "picture"), 1):
+    for number, code in enumerate(cells(chapter.read_text("utf8")), 1):
         name = f"<{chapter.stem}, cell {number}>"
         linecache.cache[name] = (len(code), None, code.splitlines(True), name)
         exec(compile(code, name, "exec"), vars(main))

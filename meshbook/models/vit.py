@@ -94,11 +94,12 @@ def patches(
 def whitening(
     images_BHWC: Float[Array | np.ndarray, "B H W C"], config: ViTConfig
 ):
-    """Weights (X, D) that make of these images' patches D numbers of variance 1.
+    """Weights (X, D) that whiten the patches of these images.
 
     They are the patches' D largest principal components, each divided by its
-    standard deviation. images_BHWC: prepared; a few thousand are enough.
-    Source: Coates, Ng and Lee 2011. Raises ValueError where D is above X.
+    standard deviation, so that the results are uncorrelated, of variance 1.
+    images_BHWC: prepared; a few thousand are enough. Raises ValueError where
+    D is above X. Source: Coates, Ng and Lee 2011.
     """
     D, p = config.embed, config.patch
     n, X = config.image // p, p * p * 3

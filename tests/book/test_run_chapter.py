@@ -40,12 +40,6 @@ def test_cells_are_the_code_without_its_options():
     assert second.startswith("from helpers import show") and "hide-output" not in second
 
 
-def test_on_a_terminal_a_picture_is_left_out():
-    pictured = CHAPTER.replace("[hide-input]", "[hide-input, picture]")
-    assert len(cells(pictured)) == 2 and cells(pictured, "picture") == cells(CHAPTER)[1:]
-    assert cells(CHAPTER, "picture") == cells(CHAPTER)
-
-
 def run(path):
     command = [sys.executable, ROOT / "book" / "_ext" / "run_chapter.py", path]
     return subprocess.run(command, capture_output=True, text=True, timeout=120,
@@ -68,7 +62,7 @@ def test_a_failing_cell_fails_and_is_named(tmp_path):
 
 def test_the_preface_imports_only_what_make_start_installs():
     allowed = {"jax", "flax", "optax", "numpy", "matplotlib", "helpers", "meshbook"}
-    lines = "".join(cells((ROOT / "book" / "start-here.md").read_text(), "picture")).splitlines()
+    lines = "".join(cells((ROOT / "book" / "start-here.md").read_text())).splitlines()
     imports = [line.split()[1].split(".")[0] for line in lines
                if line.startswith(("import ", "from "))]
     assert imports and set(imports) - allowed <= set(sys.stdlib_module_names)
