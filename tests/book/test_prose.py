@@ -21,6 +21,16 @@ LIBRARIES = [importlib.import_module(name) for name in (
     "jax", "jax.lax", "jax.numpy", "jax.image", "flax.nnx", "optax", "numpy")]
 
 
+REPLACED = {  # phrases that no page uses: what stands for them
+    r"\b[kMG]i?B a device": "GB per device", r"\bbytes a device\b": "bytes per device",
+    r"\bnats a token\b": "nats per token", r"\bbits a byte\b": "bits per byte",
+    r"\bnumbers a (?:token|head|patch|device)\b": "elements per token, head, patch or device",
+    r"\bwithout a word\b": "silently, or what it does not say",
+    r"\bchanged\b\W* against\b": "changed since", r"\basks? nobody\b": "does not check",
+    r"\bnothing but lie\b": "is ignored", r"\bone line a tensor\b": "one line per tensor",
+}
+
+
 def words(text):
     return set(re.findall(r"\w+", text))
 
@@ -74,6 +84,22 @@ def test_the_text_leads_to_every_word_of_the_glossary():
               for shown, named in re.findall(r"\{term\}`([^`<]+?)(?: <(.+?)>)?`",
                                              path.read_text("utf8"))}
     assert len(terms) > 40 and terms == linked
+
+
+def replaced(text):
+    """The phrases of a page that others stand for."""
+    return [found[0] for phrase in REPLACED for found in re.finditer(phrase, text)]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_no_page_uses_a_phrase_that_another_replaces(path):
+    assert replaced(path.read_text("utf8")) == []
+
+
+def test_a_phrase_that_is_replaced_is_found():
+    text = "It takes 3 kB a device, goes on without a word.\n\n**What changed** against chapter 1"
+    assert replaced(text) == ["kB a device", "without a word", "changed** against"]
+    assert replaced("Bytes per device; a byte a token has; nothing has changed.") == []
 
 
 def spelled(*paths):
