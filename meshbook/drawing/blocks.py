@@ -14,8 +14,12 @@ def draw_block(examples: int, tokens: int, embed: int, hidden: int, heads: int):
     examples: of the group; the other sizes are those of the model. Outlined boxes are the same on
     both devices, filled ones are each device's half, and lighter ones are partial sums. A solid bar
     is an all-reduce of the forward pass, a dashed one of the backward pass, where the gradient of
-    what passes there is a partial sum.
+    what passes there is a partial sum. Raises ValueError where two devices cannot share heads or
+    hidden units evenly, or heads do not divide the embedding.
     """
+    for name, size, by in ("heads", heads, 2), ("hidden", hidden, 2), ("embed", embed, heads):
+        if size % by:
+            raise ValueError(f"{name} {size} does not divide by {by}")
     whole, size = f"({examples}, {tokens}, {embed})", embed // heads
     half = heads // 2
     heads_of = [f"heads {d * half}–{(d + 1) * half - 1}" for d in range(2)]

@@ -121,8 +121,8 @@ def plain_odds(
 ):
     """exp(h·w + b - label), its sums and its maxima: (n, v), (n,), (n,).
 
-    All are float32, whatever the type of h: a TPU writes these sooner than
-    bfloat16, for which it has to pack two rows into one.
+    All are float32, whatever the type of h: by the estimate of a TPU's
+    compiler, a product that ends in bfloat16 takes longer.
     """
     product = partial(jnp.einsum, preferred_element_type=jnp.float32)
     logits_nv = product("nD,Dv->nv", h_nD, w_Dv)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int, Num
 
@@ -144,6 +145,21 @@ class PublishedMiniGPT(nnx.Module):
             chosen = jax.random.choice(jax.random.PRNGKey(0), indices, p=nnx.softmax(logits))
             generated.append(int(chosen))
         return generated
+
+
+# Their training -----------------------------------------------------------------------------------
+
+@nnx.jit
+def published_step(model: nnx.Module, optimizer: nnx.Optimizer, inputs: Array | np.ndarray,
+                   labels: Int[Array | np.ndarray, "..."]):
+    """One step of either model, as the sources take it: its loss; model and optimizer change."""
+    def loss(model):
+        losses = optax.softmax_cross_entropy_with_integer_labels
+        return losses(model(inputs), labels).mean()
+
+    value, grads = nnx.value_and_grad(loss)(model)
+    optimizer.update(model, grads)
+    return value
 
 
 # Their weights under this book's names ------------------------------------------------------------

@@ -91,25 +91,17 @@ def patches(
     return jax.lax.reshape(x, (B, n * n, p * p * 3), out_sharding=rows)
 
 
-def whitening(
-    images_BHWC: Float[Array | np.ndarray, "B H W C"], config: ViTConfig
-):
-    """Weights (X, D) that whiten the patches of these images.
+def whitening(patches_BTX: Float[Array | np.ndarray, "B T X"], most: int):
+    """Weights (X, C) that whiten such patches: C is X, or `most` if that is less.
 
-    They are the patches' D largest principal components, each divided by its
+    They are the patches' C largest principal components, each divided by its
     standard deviation, so that the results are uncorrelated, of variance 1.
-    images_BHWC: prepared; a few thousand are enough. Raises ValueError where
-    D is above X. Source: Coates, Ng and Lee 2011.
+    patches_BTX: those of a few thousand images. Source: Coates, Ng and Lee 2011.
     """
-    D, p = config.embed, config.patch
-    n, X = config.image // p, p * p * 3
-    if D > X:
-        raise ValueError(f"patches of {X} numbers do not have {D} components")
-    x = np.reshape(images_BHWC, (-1, n, p, n, p, 3))
-    x_NX = x.transpose(0, 1, 3, 2, 4, 5).reshape(-1, X)
+    x_NX = np.reshape(patches_BTX, (-1, patches_BTX.shape[-1]))
     variances_X, axes_XX = np.linalg.eigh(np.cov(x_NX, rowvar=False))
     scaled_XX = axes_XX / np.sqrt(variances_X + 0.01)  # noise stays small
-    return scaled_XX[:, ::-1][:, :D].astype(np.float32)
+    return scaled_XX[:, ::-1][:, :most].astype(np.float32)
 
 
 class Block(nnx.Module):

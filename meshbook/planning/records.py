@@ -1,7 +1,7 @@
-"""What was measured on accelerators, by `python -m benchmarks.accelerator`, as pictures.
+"""What was measured and recorded: on accelerators, as pictures, and by `make bench`, as rows.
 
-A record is results/<device>.json of a full-size run on a GPU or a TPU. Where there is none, nothing
-is drawn, and a page shows nothing.
+A record of an accelerator is results/<device>.json of a full-size run on a GPU or a TPU. Where
+there is none, nothing is drawn, and a page shows nothing.
 """
 
 import json
@@ -17,6 +17,19 @@ def accelerators(folder: Path | str = RESULTS):
     found = [json.loads(path.read_text("utf8")) for path in sorted(Path(folder).glob("*.json"))]
     return [each for each in found
             if each.get("platform") in ("gpu", "tpu") and each.get("size") == "full"]
+
+
+def benchmarked(name: str, folder: Path | str = RESULTS):
+    """{machine: rows} of a benchmark, as each machine recorded it last."""
+    found = {}
+    for path in sorted(Path(folder).glob("*-cores.json")):
+        record = json.loads(path.read_text("utf8"))
+        runs = [run["benchmarks"][name] for run in record["runs"].values()
+                if name in run["benchmarks"]]
+        if runs:
+            last = max(runs, key=lambda run: run["provenance"]["date"])
+            found[record["machine"]] = last["rows"]
+    return found
 
 
 def draw_steps(cell: str, folder: Path | str = RESULTS):

@@ -1,6 +1,7 @@
 """The block under tensor parallelism: what is drawn is what the rules and the formulas say."""
 from xml.etree import ElementTree
 
+import pytest
 from jax.sharding import AbstractMesh, NamedSharding
 
 from meshbook.drawing.blocks import draw_block
@@ -43,6 +44,15 @@ def test_the_block_has_as_many_all_reduces_as_the_formula_counts():
                   costs.vit_step_traffic(CONFIG, MESH, EXAMPLES).items() if axes == ("model",))
     assert len(bars) == traffic.count / CONFIG.layers == 4
     assert [bar.partition(":")[0] for bar in bars] == 2 * ["backward", "forward"]
+
+
+@pytest.mark.parametrize("sizes, words", [
+    ((8, 17, 63, 128, 3), "heads 3 does not divide by 2"),
+    ((8, 17, 64, 127, 4), "hidden 127 does not divide by 2"),
+    ((8, 17, 66, 128, 4), "embed 66 does not divide by 4")])
+def test_sizes_that_two_devices_cannot_share_are_refused(sizes, words):
+    with pytest.raises(ValueError, match=words):
+        draw_block(*sizes)
 
 
 def test_it_is_told_in_words_too():

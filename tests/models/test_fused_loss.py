@@ -104,6 +104,8 @@ def operands(dtype):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_the_kernel_makes_the_same_odds(dtype):
     found, right = kernel_odds(*operands(dtype), interpret=True), plain_odds(*operands(dtype))
+    assert [x.dtype for x in found] == [dtype, jnp.float32, dtype]
+    assert {x.dtype for x in right} == {np.dtype("float32")}
     for one, other in zip(found, right, strict=True):
         rtol = 1e-5 if dtype == jnp.float32 else 0.01
         np.testing.assert_allclose(*(x.astype(jnp.float32) for x in (one, other)), rtol=rtol)

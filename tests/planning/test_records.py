@@ -53,3 +53,14 @@ def test_an_unknown_cell_is_refused_with_the_known_ones(folder):
 def test_the_records_of_the_repository_can_be_read():
     for record in records.accelerators():
         assert record["cells"] and record["provenance"]["date"]
+
+
+def test_a_benchmark_is_read_as_each_machine_recorded_it_last(tmp_path):
+    runs = {f"jax 0.{n}.0": {"benchmarks": {"learning": {
+        "provenance": {"date": f"2026-11-{day}"}, "rows": [{"value": n}]}}}
+        for n, day in ((9, 20), (10, 26), (8, 21))}
+    record = {"machine": "A, 2 cores", "runs": runs | {"jax 1.0.0": {"benchmarks": {}}}}
+    (tmp_path / "a-2-cores.json").write_text(json.dumps(record))
+    (tmp_path / "tpu.json").write_text("{}")
+    assert records.benchmarked("learning", tmp_path) == {"A, 2 cores": [{"value": 10}]}
+    assert records.benchmarked("loading", tmp_path) == {}
