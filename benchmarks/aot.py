@@ -76,7 +76,12 @@ class Cell:
 
 NOW = Cell("v5e-8", (8, 1), 1024)
 BEFORE = dataclasses.replace(NOW, undone="all")
-TEXTS = BEFORE, NOW, Cell("v5e-8", (8, 1), 256, model="MiniGPT")
+TENSOR = Cell("v5e-8", (4, 2), 1024)
+SHARDED = Cell("v5e-8", (8, 1), 1024, row="fully_sharded")
+DRAWN = Cell("v2-8", (8, 1), 512)  # what fills its memory, in chapter 6
+TEXTS = (BEFORE, NOW, TENSOR, SHARDED, Cell("v5e-8", (8, 1), 256, model="MiniGPT"), DRAWN,
+         dataclasses.replace(DRAWN, checkpoint=True),
+         dataclasses.replace(DRAWN, row="fully_sharded"))
 
 
 def experiments():
@@ -108,9 +113,9 @@ def cells():
     for loss in LOSSES:
         yield Cell("v5e-8", (8, 1), 256, model="MiniGPT", loss=loss)
         yield Cell("v5e-8", (8, 1), 256, model="MiniGPT", dtype="bfloat16", loss=loss)
-    yield Cell("v5e-8", (4, 2), 1024, row="fully_sharded")
-    for shape, batch, row in (((8, 1), 64, "tensor_parallel"), ((4, 2), 256, "tensor_parallel"),
-                              ((4, 2), 64, "fully_sharded")):
+    yield from (SHARDED, Cell("v5e-8", (4, 2), 1024, row="fully_sharded"))
+    for shape, batch, row in (((8, 1), 64, "tensor_parallel"), ((4, 2), 64, "tensor_parallel"),
+                              ((4, 2), 256, "tensor_parallel"), ((4, 2), 64, "fully_sharded")):
         yield Cell("v5e-8", shape, batch, row=row, model="MiniGPT")
 
 

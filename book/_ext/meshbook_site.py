@@ -5,10 +5,17 @@ import json
 import sys
 from pathlib import Path, PurePosixPath
 
+import pages
+import teaching
+from docutils import nodes
+from docutils.parsers.rst import Directive
 from notebooks import ROOT, Links
+from sphinx import addnodes
 
 sys.path.append(str(ROOT))  # also for the page about the API, which imports the package
 
+from meshbook.drawing import svg
+from meshbook.drawing.memory_timelines import WORDS
 from meshbook.planning.devices import DEVICES
 
 
@@ -49,12 +56,67 @@ def mend_bibliography(app, pagename, templatename, context, doctree):
 
 
 def add_calculator(app, pagename, templatename, context, doctree):
-    """Give the calculator's page its scripts, and the devices that the book knows."""
+    """Give the calculator's page its scripts, the book's devices, and its colours of memory."""
     if PurePosixPath(pagename).name == "calculator":
         devices = {name: dataclasses.asdict(each) for name, each in DEVICES.items()}
-        app.add_js_file(None, body=f"const meshbookDevices = {json.dumps(devices)};")
+        for name, value in ("Devices", devices), ("Parts", WORDS):
+            app.add_js_file(None, body=f"const meshbook{name} = {json.dumps(value)};")
         for script in ("calculator.js", "calculator-form.js"):
             app.add_js_file(script, loading_method="defer")
+
+
+def add_steps(app, pagename, templatename, context, doctree):
+    """Let the reader step through the collectives of a page that draws them."""
+    if 'figure class="collective"' in context.get("body", ""):
+        app.add_js_file("steps.js", loading_method="defer")
+
+
+def add_explorer(app, pagename, templatename, context, doctree):
+    """Give the explorer's page its scripts, and the devices' colours with those of their text."""
+    if PurePosixPath(pagename).name == "explorer":
+        colours = json.dumps([[each, svg.ink(each)] for each in svg.DEVICES])
+        app.add_js_file(None, body=f"const meshbookColours = {colours};")
+        for script in ("calculator.js", "explorer.js", "explorer-form.js"):
+            app.add_js_file(script, loading_method="defer")
+
+
+class PagesTable(Directive):
+    """Where the status of the build says what each page is made of: known when all is built."""
+
+    def run(self):
+        """A mark, which `pages.fill` replaces."""
+        return [nodes.raw("", pages.MARK, format="html")]
+
+
+def fill_status(app, exception):
+    """Write the table of pages."""
+    if exception is None and app.builder.format == "html":
+        pages.fill(ROOT / "book", Path(app.outdir, "book"))
+
+
+def link_entries(app, doctree, docname):
+    """Lead from each entry of the page about the API to the section that teaches it."""
+    if docname != "book/api":
+        return
+    known = teaching.entries((ROOT / "book" / "api.md").read_text("utf8"))
+    found = teaching.book_places(ROOT, known)
+    for entry in doctree.findall(addnodes.desc):
+        names = [name for signature in entry.findall(addnodes.desc_signature)
+                 for name in signature["ids"] if name in known]
+        place = found.get(names[0]) if names else None
+        if place and f"book/{place.section.page}" in app.env.all_docs:
+            entry[-1].insert(0, _taught(app, docname, place))
+
+
+def _taught(app, docname, place):
+    """A line that leads to a section."""
+    page, number = f"book/{place.section.page}", place.section.number
+    there = list(app.env.get_doctree(page).findall(nodes.section))
+    title, section = there[0][0].astext(), there[number]
+    words = title if number == 0 else f"{section[0].astext()} ({title})"
+    address = f"{app.builder.get_relative_uri(docname, page)}#{section['ids'][0]}"
+    link = nodes.reference("", words, internal=True, refuri=address)
+    return nodes.paragraph("", f"{place.words} ", link, classes=["taught"])
 
 
 def name_site(app, config):
@@ -88,7 +150,10 @@ def setup(app):
     app.connect("config-inited", name_site, priority=100)
     app.connect("html-page-context", launch_notebook, priority=900)
     app.connect("html-page-context", drop_thebe, priority=900)
-    for change in (mend_bibliography, add_calculator):
+    for change in (mend_bibliography, add_calculator, add_steps, add_explorer):
         app.connect("html-page-context", change)
+    app.add_directive("pages-of-the-book", PagesTable)
+    app.connect("doctree-resolved", link_entries)
     app.connect("build-finished", write_front)
+    app.connect("build-finished", fill_status)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

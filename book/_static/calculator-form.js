@@ -2,26 +2,23 @@
 "use strict";
 
 (() => {
-  const PARTS = {
-    parameters: ["parameters", "#0072b2"], moments: ["Adam's two moments", "#56b4e9"],
-    gathered: ["weights gathered for their products", "#009e73"],
-    inputs: ["inputs", "#858585"], activations: ["activations", "#d55e00"],
-    logits: ["logits, and what the loss keeps", "#e69f00"], gradients: ["gradients", "#c2689a"],
-  };
+  const PARTS = meshbookParts; // {kind of memory: [words, colour]}, from the bottom upwards
   const PRESETS = {data_parallel: "data parallel", tensor_parallel: "tensor parallel",
                 fully_sharded: "fully sharded"};
+  const ACTIVATIONS = {kept: "all kept", checkpointed: "checkpointed"};
   const SIZES = {
     ViT: {image: 32, patch: 4, classes: 10, embed: 384, hidden: 1536, heads: 8, layers: 6},
     MiniGPT: {vocabulary: 50257, tokens: 256, embed: 256, hidden: 256, heads: 8, layers: 4},
   };
   const LABELS = {
-    image: "Image, pixels a side", patch: "Patch, pixels a side", classes: "Classes C",
+    image: "Image side, pixels", patch: "Patch side, pixels", classes: "Classes C",
     vocabulary: "Vocabulary", tokens: "Tokens T", embed: "Embed D", hidden: "Hidden F",
     heads: "Heads H", layers: "Layers L", batch: "Batch, all devices",
     rows: "Mesh: batch", across: "Mesh: model", preset: "Sharding", device: "Device", model: "Model",
+    activations: "Activations",
   };
   const START = {model: "ViT", device: "TPU v5e", preset: "tensor_parallel", rows: 4, across: 2,
-                 batch: 8192};
+                 batch: 8192, activations: "kept"};
 
   const element = (tag, properties = {}, ...children) => {
     const made = document.createElement(tag);
@@ -49,19 +46,61 @@
   const number = (name, value) =>
     element("input", {name, value, type: "number", min: 1, step: 1, inputMode: "numeric"});
 
-  const bar = (parts, limit, words) => {
-    const total = Math.max(limit, parts.reduce((all, [, size]) => all + size, 0));
-    const line = element("span", {className: "calculator-limit"});
-    line.style.left = `${100 * limit / total}%`;
-    const pieces = parts.map(([colour, size]) => {
-      const piece = element("span", {className: "calculator-piece"});
-      piece.style.cssText = `width: ${100 * size / total}%; background: ${colour}`;
-      return piece;
-    });
-    const drawn = element("div", {className: "calculator-bar"}, ...pieces, line);
-    drawn.setAttribute("role", "img");
-    drawn.setAttribute("aria-label", words);
-    return drawn;
+  const drawn = (tag, attributes, words) => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    if (words) made.textContent = words;
+    return made;
+  };
+  const sum = numbers => numbers.reduce((all, each) => all + each, 0);
+  const whole = ({held}) => sum(Object.values(held));
+  const place = ({phase, block}) => block === null ? `in the ${phase}`
+    : `in the ${phase} pass of ${block ? `block ${block}` : "the embedding"}`;
+  const ticks = length => {
+    const unit = 10 ** Math.floor(Math.log10(length / 2));
+    const step = [1, 2, 5, 10].map(by => by * unit).find(step => length / step < 6);
+    return Array.from({length: Math.floor(length / step) + 1}, (_, at) => step * at);
+  };
+
+  // The memory of a device over a step, kinds on each other, and the device's own as a line. Returns
+  // the drawing, and the line that marks a moment.
+  const LEFT = 56, WIDE = 338, HIGH = 150, TOP = 22;
+  const timeline = (moments, limit, words) => {
+    const most = Math.max(limit, ...moments.map(whole)), wide = WIDE / moments.length;
+    const level = size => TOP + HIGH * (1 - size / most);
+    const art = drawn("svg", {viewBox: `0 0 ${LEFT + WIDE + 4} ${TOP + HIGH + 22}`, role: "img",
+                              "aria-label": words, fill: "currentColor"});
+    const line = (x1, y1, x2, y2, more = {}) => drawn("line", {x1, y1, x2, y2,
+                                                               stroke: "currentColor", ...more});
+    const text = (x, y, words, anchor, more = {}) => drawn("text", {
+      x, y, "text-anchor": anchor, "font-size": 11, ...more}, words);
+    let floor = moments.map(() => 0);
+    for (const [kind, [, fill]] of Object.entries(PARTS)) {
+      const roof = moments.map(({held}, at) => floor[at] + held[kind]);
+      const there = roof.map(size => `V${level(size)}h${wide}`).join("");
+      const back = [...floor].reverse().map(size => `V${level(size)}h${-wide}`).join("");
+      art.append(drawn("path", {d: `M${LEFT} ${level(floor[0])}${there}${back}z`, fill,
+                                "data-kind": kind}));
+      floor = roof;
+    }
+    const power = Math.min(3, Math.floor(Math.log(most) / Math.log(1024))), unit = 1024 ** power;
+    for (const value of ticks(most / unit))
+      art.append(line(LEFT - 4, level(value * unit), LEFT, level(value * unit)),
+                 text(LEFT - 6, level(value * unit) + 4,
+                      `${Number(value.toPrecision(3))} ${["B", "KiB", "MiB", "GiB"][power]}`, "end"));
+    const base = TOP + HIGH, turn = LEFT + wide * moments.findIndex(
+      ({phase}) => phase === "backward");
+    const mark = line(0, TOP - 14, 0, base, {"stroke-width": 1.5, class: "calculator-mark"});
+    art.append(
+      line(LEFT, base, LEFT + WIDE, base),
+      line(LEFT, level(limit), LEFT + WIDE, level(limit),
+           {"stroke-width": 1.4, "stroke-dasharray": "6 4", class: "calculator-limit"}),
+      line(turn, base, turn, base + 15), mark,
+      text(turn - 5, base + 14, "← forward pass, loss", "end"),
+      text(turn + 5, base + 14, "backward pass, update →", "start"));
+    return [art, at => {
+      for (const end of ["x1", "x2"]) mark.setAttribute(end, LEFT + wide * (at + 0.5));
+    }];
   };
   const swatch = colour => {
     const made = element("span", {className: "calculator-swatch"});
@@ -75,24 +114,43 @@
     element("tbody", {}, ...rows.map(row => element("tr", {}, ...row.map((cell, at) =>
       element(at ? "td" : "th", at ? {} : {scope: "row"}, cell))))));
 
-  const verdict = (peak, memory) => {
+  // A compiler needs more than the formula, and more of that with checkpoints: the page says how much.
+  const verdict = (peak, memory, checkpointed) => {
     const share = `${memoryOf(peak)} of ${memoryOf(memory)} on each device`;
     if (peak > memory) return ["no", `Does not fit: ${share}`];
-    return peak > 0.8 * memory ? ["tight", `Tight: ${share}`] : ["yes", `Fits: ${share}`];
+    return peak > (checkpointed ? 2 / 3 : 0.8) * memory ? ["tight", `Tight: ${share}`]
+      : ["yes", `Fits: ${share}`];
   };
 
-  const shown = (found, device, devices) => {
-    const [kind, words] = verdict(found.peak, device.memory);
-    const turn = found.memory.activations + found.memory.logits >= found.memory.gradients;
-    const names = ["parameters", "moments", "gathered", "inputs",
-                   ...(turn ? ["activations", "logits"] : ["gradients"])];
-    const parts = names.map(name => [PARTS[name][1], found.memory[name]]);
-    const memory = Object.keys(PARTS).filter(name => found.memory[name]).map(name => {
-      const later = names.includes(name) ? "" : turn ? " (when activations are gone)"
-        : " (gone when gradients are there)";
-      const label = element("span", {}, swatch(PARTS[name][1]), PARTS[name][0] + later);
-      return [label, commas(found.memory[name])];
-    });
+  // The timeline, a slider for its moments, and the bytes at the moment that is chosen.
+  const overTime = (found, limit, words) => {
+    const totals = found.timeline.map(whole), top = totals.indexOf(found.peak);
+    const [art, moveTo] = timeline(found.timeline, limit, `Memory of a device over a step. ${words}, `
+      + `${place(found.timeline[top])}. The dashed line is the device's memory.`);
+    const slider = element("input", {type: "range", min: 0, max: totals.length - 1, value: top});
+    const told = element("p", {className: "calculator-told"});
+    const kinds = Object.keys(PARTS).filter(kind => found.memory[kind]).reverse();
+    const bytes = table("Memory of each device", ["what", "bytes at most", "at this moment"],
+      kinds.map(kind => [element("span", {}, swatch(PARTS[kind][1]), PARTS[kind][0]),
+                         commas(found.memory[kind]), ""]));
+    const cells = bytes.querySelectorAll("td:last-child");
+    const show = () => {
+      const at = Number(slider.value), moment = found.timeline[at];
+      const words = `${memoryOf(totals[at])} ${place(moment)}${at === top ? ": the peak" : ""}`;
+      kinds.forEach((kind, row) => { cells[row].textContent = memoryOf(moment.held[kind]); });
+      slider.setAttribute("aria-valuetext", words);
+      told.textContent = words;
+      moveTo(at);
+    };
+    for (const part of [told, bytes]) part.setAttribute("aria-live", "off"); // the slider says it
+    slider.addEventListener("input", show);
+    show();
+    return [art, element("label", {className: "calculator-moment"},
+                         element("span", {}, "Moment of the step"), slider), told, bytes];
+  };
+
+  const shown = (found, {device, checkpointed, rows, across}) => {
+    const [kind, words] = verdict(found.peak, device.memory, checkpointed);
     const slowest = Math.max(...Object.values(found.floors));
     const floors = Object.entries(found.floors).map(([name, seconds]) => {
       const piece = element("span", {className: "calculator-floor"});
@@ -104,19 +162,20 @@
     const longest = Object.keys(found.floors).find(name => found.floors[name] === slowest);
     return [
       element("p", {className: `calculator-verdict calculator-${kind}`}, words),
-      bar(parts, device.memory, `${words}. The dashed line is the device's memory.`),
-      table("Memory of a device", ["what", "bytes"], memory),
+      ...overTime(found, device.memory, words),
       table("Work of a step", ["what", "FLOPs"], [
         ["useful, of all devices", flopsOf(found.useful)],
-        [`of one of ${devices} devices`, flopsOf(found.flops)],
-        ["how often a FLOP is done", `${digits(found.factor)} ×`]]),
-      traffic.length ? table("Collectives of a step", 
+        [`of each of ${rows * across} devices`, flopsOf(found.flops)],
+        ["how often each is executed", `${digits(found.factor)} ×`]]),
+      ...(checkpointed ? [element("p", {}, "Checkpointed blocks run forward twice. That adds at most "
+        + "a third to the work, and repeats some of the collectives; neither is counted here.")] : []),
+      traffic.length ? table("Collectives of a step",
         ["what", "result bytes per device", "wire bytes per device"], traffic)
-        : element("p", {}, "No collectives: nothing is shared."),
+        : element("p", {}, "This step has no collectives."),
       table("Floors of a step", ["limited by", "at least", ""], floors),
-      element("p", {}, `No program that keeps its activations in memory takes less than `
-        + `${timeOf(slowest)} a step here, because of its `
-        + `${longest === "memory" ? "traffic to memory" : longest}. Real ones take longer.`),
+      element("p", {}, `No program that keeps ${checkpointed ? "what its blocks read" : "its activations"} in memory takes less than `
+        + `${timeOf(slowest)} per step here, because of its `
+        + `${longest === "memory" ? "traffic to memory" : longest}. A real one takes longer.`),
     ];
   };
 
@@ -128,7 +187,8 @@
         field("model", select("model", {ViT: "ViT", MiniGPT: "MiniGPT"})),
         field("preset", select("preset", PRESETS)), field("device", select("device", names)),
         field("rows", number("rows", 4)), field("across", number("across", 2)),
-        field("batch", number("batch", 1024))), sizes);
+        field("batch", number("batch", 1024)),
+        field("activations", select("activations", ACTIVATIONS))), sizes);
     const output = element("div", {className: "calculator-output"});
     output.setAttribute("aria-live", "polite");
     home.replaceChildren(form, output);
@@ -142,20 +202,20 @@
         ([name, value]) => field(name, number(name, chosen[name] || value))));
     };
     const read = () => {
-      const {model, preset, device, ...numbers} = Object.fromEntries(new FormData(form));
+      const {model, preset, device, activations, ...numbers} = Object.fromEntries(new FormData(form));
       for (const [name, text] of Object.entries(numbers)) {
         numbers[name] = Number(text);
         if (!Number.isInteger(numbers[name]) || numbers[name] < 1)
           throw new RangeError(`${LABELS[name]} is a whole number from 1; found ${text || "nothing"}`);
       }
       const {rows, across, batch, ...own} = numbers;
-      return {model, preset, rows, across, batch, sizes: own, device: devices[device]};
+      return {model, preset, rows, across, batch, sizes: own, device: devices[device],
+              checkpointed: activations === "checkpointed"};
     };
     const update = () => {
       try {
         const choice = read();
-        output.replaceChildren(...shown(meshbook.estimate(choice), choice.device,
-                                        choice.rows * choice.across));
+        output.replaceChildren(...shown(meshbook.estimate(choice), choice));
         history.replaceState(null, "", `#${new URLSearchParams(new FormData(form))}`);
       } catch (error) {
         if (!(error instanceof RangeError)) throw error;

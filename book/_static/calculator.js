@@ -1,5 +1,5 @@
-// The calculator: meshbook.estimates in JavaScript, and a form around it.
-// tests/test_calculator.py holds every number to the Python's.
+// The calculator: meshbook.planning.estimates in JavaScript.
+// tests/book/test_calculator.py holds every number to the Python's.
 "use strict";
 
 const meshbook = (() => {
@@ -22,20 +22,24 @@ const meshbook = (() => {
     return 4 * tokenRows(batch, T, F) + batch * own + 4 * 2 * tokenRows(batch, T, D) + masks;
   };
 
+  // What comes into a block: all that it keeps when it is checkpointed.
+  const blockInputs = ({tokens, embed}, batch) => 4 * tokenRows(batch, tokens, embed);
+
   // What one of k devices sends over its links, for n bytes of a collective's result on it.
   const WIRE = {
     "all-reduce": (k, n) => 2 * n * (k - 1) / k, "all-gather": (k, n) => n * (k - 1) / k,
     "reduce-scatter": (k, n) => n * (k - 1),
   };
 
+  const total = ({layers}, {embed, block, head}) => embed + layers * block + head;
+
   const vit = {
     complete: sizes => ({...sizes, tokens: (sizes.image / sizes.patch) ** 2 + 1}),
-    parameters(c, ways, rows) {
-      const [X, D, F, L] = [3 * c.patch ** 2, c.embed, c.hidden, c.layers];
-      const embed = X * D + D + D + c.tokens * D;
-      const blocks = L * ((4 * D * D + 2 * D * F) / ways + 6 * D);
-      const withoutD = L * (3 * D + F) / ways + c.classes;
-      return Math.floor((embed + blocks + 2 * D + D * c.classes) / rows) + withoutD;
+    parts(c, ways, rows) {
+      const [X, D, F, C] = [3 * c.patch ** 2, c.embed, c.hidden, c.classes];
+      const block = (4 * D * D + 2 * D * F) / ways + 6 * D;
+      return {embed: (X * D + D + D + c.tokens * D) / rows,
+              block: block / rows + (3 * D + F) / ways, head: (2 * D + D * C) / rows + C};
     },
     work(c, images, ways) {
       const [X, T, D, F] = [3 * c.patch ** 2, c.tokens, c.embed, c.hidden];
@@ -45,19 +49,19 @@ const meshbook = (() => {
     },
     traffic: (c, images, rows, ways) => ({
       model: 4 * 4 * c.layers * images * c.tokens * c.embed,
-      batch: 4 * (vit.parameters(c, ways, 1) - c.embed + 2),
+      batch: 4 * (total(c, vit.parts(c, ways, 1)) - c.embed + 2),
     }),
     inputs: (c, images) => 4 * images * c.image ** 2 * 3,
-    logits: (c, images) => 4 * tiled(images, c.classes),
+    logits: (c, images) => 4 * tiled(images, c.classes) + 4 * vit.parts(c, 1, 1).head,
   };
 
   const gpt = {
     complete: sizes => ({...sizes, padded: up(sizes.vocabulary, 128)}),
-    parameters(c, ways, rows) {
-      const [D, F, V, L] = [c.embed, c.hidden, c.padded, c.layers];
-      const embed = c.tokens * D + 2 * V * D / ways;
-      const blocks = L * ((4 * D * D + 2 * D * F) / ways + 6 * D);
-      return Math.floor((embed + blocks) / rows) + (L * (3 * D + F) + V) / ways;
+    parts(c, ways, rows) {
+      const [D, F, V] = [c.embed, c.hidden, c.padded];
+      const block = (4 * D * D + 2 * D * F) / ways + 6 * D;
+      return {embed: (c.tokens * D + V * D / ways) / rows,
+              block: block / rows + (3 * D + F) / ways, head: V * D / ways / rows + V / ways};
     },
     work(c, batch) {
       const [T, D, F] = [c.tokens, c.embed, c.hidden];
@@ -69,7 +73,7 @@ const meshbook = (() => {
       const [tokens, L] = [batch * c.tokens, c.layers];
       return {
         model: 4 * (tokens * c.embed * (1 + 4 * L + 1) + 3 * tokens + 6 * L + 3),
-        batch: 4 * (gpt.parameters(c, ways, 1) + 2 + (sharded ? 10 * L + 3 : 0)),
+        batch: 4 * (total(c, gpt.parts(c, ways, 1)) + 2 + (sharded ? 10 * L + 3 : 0)),
       };
     },
     inputs: (c, batch) => 4 * 2 * tiled(batch, c.tokens),
@@ -94,27 +98,49 @@ const meshbook = (() => {
           : `${name}=${size} is not a multiple of ${name === "image" ? "patch" : "heads"}=${parts}`);
   };
 
-  // choice: {model, sizes, preset, rows, across, batch, device: {flops, memory, bandwidth,
-  // links, link}}; traffic: [kind, axis, result bytes, wire bytes]
+  const KINDS = ["parameters", "moments", "inputs", "gathered", "gradients", "activations",
+                 "logits"];
+
+  // The moments of a step, as in meshbook.planning.memory_timeline: [{phase, block, held}].
+  const timeline = (c, memory, own, whole, block, kept) => {
+    const {parameters, moments, inputs, gathered, gradients, logits} = memory;
+    const L = c.layers, upTo = (from, length) => Array.from({length}, (_, at) => from + at);
+    const moment = (phase, at, more) => {
+      const held = {parameters, moments, inputs, ...more};
+      return {phase, block: at, held: Object.fromEntries(KINDS.map(kind => [kind, held[kind] ?? 0]))};
+    };
+    const forward = upTo(0, L + 1).map(at => moment("forward", at, {
+      gathered: whole.embed + at * whole.block, activations: at * kept}));
+    const backward = upTo(1, L).reverse().map(at => moment("backward", at, {
+      gathered, gradients: 4 * (own.head + (L - at) * own.block),
+      activations: (at - 1) * kept + block}));
+    return [...forward, moment("loss", null, {gathered, activations: L * kept, logits}), ...backward,
+            moment("backward", 0, {gathered, gradients}), moment("update", null, {gradients})];
+  };
+
+  // choice: {model, sizes, preset, rows, across, batch, checkpointed, device: {flops, memory,
+  // bandwidth, links, link}}; traffic: [kind, axis, result bytes, wire bytes]
   const estimate = choice => {
-    const {model, preset, rows, across, batch, device} = choice;
+    const {model, preset, rows, across, batch, checkpointed, device} = choice;
     const of = MODELS[model], c = of.complete(choice.sizes);
     const ways = preset === "data_parallel" ? 1 : across;
     const shards = preset === "fully_sharded" ? rows : 1;
     check(c, {batch, rows, across, preset, ways, shards});
     const own = batch / rows;
-    const parameters = 4 * of.parameters(c, ways, shards);
-    const away = of.parameters(c, ways, 1) - of.parameters(c, ways, shards);
-    const weights = shards === 1 ? 0 : Math.floor(away * shards / (shards - 1));
-    const gathered = 2 * weights; // in bfloat16
+    const parts = of.parts(c, ways, shards), all = of.parts(c, ways, 1);
+    // What is split along "batch" is gathered whole, in bfloat16.
+    const whole = Object.fromEntries(Object.keys(parts).map(name => [
+      name, shards === 1 ? 0 : 2 * (all[name] - parts[name]) * shards / (shards - 1)]));
+    const parameters = 4 * total(c, parts), gathered = total(c, whole);
+    const block = blockActivations(c, own, ways);
+    const kept = checkpointed ? blockInputs(c, own) : block;
     const memory = {
       parameters, moments: 2 * parameters, gradients: parameters, gathered,
-      inputs: of.inputs(c, own),
-      activations: c.layers * blockActivations(c, own, ways),
+      inputs: of.inputs(c, own), activations: (c.layers - 1) * kept + block,
       logits: of.logits(c, own, ways),
     };
-    const peak = memory.parameters + memory.moments + gathered + memory.inputs
-      + Math.max(memory.activations + memory.logits, memory.gradients);
+    const moments = timeline(c, memory, parts, whole, block, kept);
+    const peak = Math.max(...moments.map(({held}) => sum(Object.values(held))));
     const [useful, once] = of.work(c, batch, ways);
     const factor = once * across / ways;
     const flops = useful * factor / (rows * across);
@@ -122,16 +148,16 @@ const meshbook = (() => {
     const traffic = [];
     if (ways > 1) traffic.push(["all-reduce", "model", moved.model]);
     if (rows > 1) traffic.push(["all-reduce", "batch", moved.batch]);
-    if (shards > 1) traffic.push(["all-gather", "batch", 4 * weights]);
+    if (shards > 1) traffic.push(["all-gather", "batch", 2 * gathered]);
     const size = {model: ways, batch: rows};
     const wire = ([kind, axis, bytes]) => WIRE[kind](size[axis], bytes);
     // A compiler can gather in bfloat16, and reduce the gradients in pieces.
     const least = shards === 1 ? traffic : [
       ...traffic.filter(([, axis]) => axis === "model"),
       ["all-gather", "batch", gathered], ["reduce-scatter", "batch", 2 * gathered / rows]];
-    const through = 2 * (memory.activations + (gathered || parameters)) + 8 * parameters;
+    const through = 2 * (c.layers * kept + (gathered || parameters)) + 8 * parameters;
     return {
-      memory, peak, useful, factor, flops,
+      memory, timeline: moments, peak, useful, factor, flops,
       traffic: traffic.map(each => [...each, wire(each)]),
       floors: {compute: flops / device.flops, memory: through / device.bandwidth,
                interconnect: sum(least.map(wire)) / (device.links * device.link)},

@@ -1,8 +1,8 @@
-"""Augmentation: whole batches of uint8 on the device, by the law of torchvision's transforms.
+"""Augmentation: whole batches of uint8 on the device, with the distribution of torchvision's.
 
 Letters of the shapes: B images of a batch, H rows, W columns, C colours, N random numbers.
-No function here mixes rows of a batch, so a batch that is split over devices needs no
-communication, and nothing is a matrix product.
+No function here mixes the images of a batch, so a batch that is split over devices needs no
+communication, and nothing is a matmul.
 """
 import dataclasses
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class Preparation:
 def normalise(
     images_BHWC: Float[Array | np.ndarray, "B H W C"], mean: Sequence[float], std: Sequence[float]
 ):
-    """Pixels 0 to 255 to float32 with mean 0 and deviation 1 over the training set."""
+    """Pixels 0 to 255 to float32, mean 0 and standard deviation 1 over the training set."""
     mean, std = np.float32(mean), np.float32(std)
     return (images_BHWC / np.float32(255) - mean) / std
 
@@ -51,8 +51,8 @@ def augment(
 ):
     """A random crop of each image, resized to the image's own size, flipped or not.
 
-    Returns float32 (B, H, W, C), pixels 0 to 255. The law is that of torchvision's
-    RandomResizedCrop and RandomHorizontalFlip; the numbers come from the key alone.
+    Returns float32 (B, H, W, C), pixels 0 to 255. The distribution is that of
+    torchvision's RandomResizedCrop and RandomHorizontalFlip; only the key decides.
     """
     B, H, W, _ = inputs_BHWC.shape
     draws_BN = jax.random.uniform(key, (B, 23), out_sharding=rows_like(inputs_BHWC))

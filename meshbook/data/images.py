@@ -65,7 +65,7 @@ class Splits:
 
     @property
     def prepare(self):
-        """The Preparation with this data's mean and deviation."""
+        """The Preparation with this data's mean and standard deviation."""
         return Preparation(self.mean, self.std, self.flip)
 
 
@@ -143,7 +143,7 @@ def cut(pool: Images, sizes: Sequence[int], seed: int | np.integer):
 
 
 def channel_statistics(inputs_NHWC: UInt8[np.ndarray, "N H W 3"]):
-    """Mean and deviation of each colour, pixels scaled to [0, 1], exactly: from counts."""
+    """Mean and standard deviation of each colour, pixels scaled to [0, 1], exactly: from counts."""
     levels = np.arange(256) / 255
     # In parts: bincount makes integers of eight bytes of every pixel before it counts.
     counts = sum(np.stack([np.bincount(part[..., c].ravel(), minlength=256)

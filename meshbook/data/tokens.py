@@ -12,7 +12,8 @@ from jaxtyping import Int, Integer
 from meshbook.data.order import Stream, epoch_order, process_share
 from meshbook.data.token_files import Tokens, read_tokens, write_tokens
 
-__all__ = ["Tokens", "batches", "cut", "evaluation_batches", "read_tokens", "write_tokens"]
+__all__ = ["Tokens", "batches", "cut", "evaluation_batches", "read_tokens", "row_shares",
+           "write_tokens"]
 
 
 def cut(ids_N: Integer[np.ndarray, "N"], T: int):
@@ -26,6 +27,20 @@ def cut(ids_N: Integer[np.ndarray, "N"], T: int):
                          f"{len(ids_N) - 1:,}, one less than there are tokens")
     windows = np.lib.stride_tricks.sliding_window_view
     return windows(np.asarray(ids_N), T + 1)[::T]
+
+
+def row_shares(lengths_N: Integer[np.ndarray, "N"], T: int):
+    """What happens to documents of N lengths in rows of T tokens, as shares of 1.
+
+    One document per row, END behind it: "padding" is the share of the positions whose target is no
+    text, "truncated" that of the documents longer than a row. Packed by `cut`: "split" is the share
+    of documents with a cut between two of their tokens, on average over where they start.
+    """
+    lengths_N = np.asarray(lengths_N)
+    useful_N = np.minimum(lengths_N, T) - 1  # a row's last target is never text
+    return {"padding": float(1 - (useful_N / T).mean()),
+            "truncated": float((lengths_N > T).mean()),
+            "split": float(np.minimum(1, (lengths_N - 1) / T).mean())}
 
 
 def batches(

@@ -131,6 +131,46 @@ def identity(encoding: tiktoken.Encoding):
     return Identity(encoding.name, encoding.n_vocab, digest.hexdigest())
 
 
+def merges(encoding: tiktoken.Encoding, piece: str):
+    """How a piece of text becomes tokens: rows of (its parts as bytes, number of the new token).
+
+    The first row is single bytes, with None. Each further row joins the neighbours that make one
+    token: of all tokens that neighbours could make, the one with the smallest number, because it
+    was learned first. The last row has the tokens of `encode_ordinary`. Raises ValueError for a
+    text of several pieces that this would join.
+    """
+    parts, made, rows = [bytes([byte]) for byte in piece.encode()], None, []
+    while made is not None or not rows:
+        rows.append((parts, made))
+        could = [number_of(encoding, a + b) for a, b in zip(parts, parts[1:])]
+        made = min((number for number in could if number is not None), default=None)
+        if made is not None:
+            parts = joined(parts, encoding.decode_single_token_bytes(made))
+    if encoding.decode_tokens_bytes(encoding.encode_ordinary(piece)) != parts:
+        raise ValueError(f"expected one piece of text, such as ' word'; found {piece!r}, which is "
+                         f"split before any bytes are joined")
+    return rows
+
+
+def number_of(encoding: tiktoken.Encoding, part: bytes):
+    """The number of the token of these bytes, or None where there is none."""
+    try:
+        return encoding.encode_single_token(part)
+    except KeyError:
+        return None
+
+
+def joined(parts: list[bytes], token: bytes):
+    """The parts, with any two neighbours that make this token put together."""
+    out = []
+    for part in parts:
+        if out and out[-1] + part == token:
+            out[-1] = token
+        else:
+            out.append(part)
+    return out
+
+
 def byte_lengths(encoding: tiktoken.Encoding):
     """int64 (V,): the bytes of text that each token stands for; END stands for none."""
     lengths = np.array([len(token) for token in token_bytes(encoding)])

@@ -1,5 +1,6 @@
-"""A transformer block under tensor parallelism: what each device holds, and what is summed."""
+"""Layers under tensor parallelism: what each of two devices holds, and what they sum."""
 
+from collections.abc import Sequence
 from numbers import Real
 
 from meshbook.drawing import svg
@@ -40,14 +41,47 @@ def draw_block(examples: int, tokens: int, embed: int, hidden: int, heads: int):
         ("forward", "forward: all-reduce the output", ""),
         ("whole", ["the sum: the result"] * 2, whole),
     ]
+    return draw_lanes("A transformer block on two devices.", rows)
+
+
+def draw_vocabulary(tokens: int, embed: int, vocabulary: int):
+    """Draw the loss of a chunk on two devices that share the vocabulary, from top to bottom.
+
+    tokens: of the chunk. Boxes and bars are those of draw_block. Raises ValueError where the
+    vocabulary does not divide by two.
+    """
+    if vocabulary % 2:
+        raise ValueError(f"vocabulary {vocabulary} does not divide by 2")
+    v = vocabulary // 2
+    part, row, whole = f"({tokens}, {v})", f"({tokens},)", f"({tokens}, {embed})"
+    owns = [f"{d * v:,}–{(d + 1) * v - 1:,}" for d in range(2)]
+    rows = [
+        ("whole", ["hidden states"] * 2, whole),
+        ("split", [f"scores of {each}" for each in owns], part),
+        ("forward", "all-reduce the largest score: 1 per token", ""),
+        ("split", ["exponentials of its own"] * 2, part),
+        ("partial", ["sum, label's score"] * 2, f"2 x {row}"),
+        ("forward", "all-reduce the two sums: 2 per token", ""),
+        ("whole", ["loss of each token"] * 2, row),
+        ("split", [f"errors of {each}" for each in owns], part),
+        ("split", ["head's gradient: its own"] * 2, f"({embed}, {v})"),
+        ("partial", ["hidden's: partial sum"] * 2, whole),
+        ("backward", f"after the loop: all-reduce {embed} per token", ""),
+        ("whole", ["hidden's gradient"] * 2, whole),
+    ]
+    return draw_lanes("A vocabulary on two devices.", rows)
+
+
+def draw_lanes(title: str, rows: Sequence[tuple[str, Sequence[str] | str, str]]):
+    """A column for each of two devices: rows of (kind, words of both or of a bar, shape)."""
     body = [lane_title(device) for device in range(2)]
     for place, (kind, words, shape) in enumerate(rows):
         y = 28 + PITCH * place
         body.append(bar(y, words, kind == "forward") if kind in ("forward", "backward") else
                     "".join(box(device, y, kind, words[device], shape) for device in range(2)))
-    alt = ("A transformer block on two devices. " + ". ".join(
+    alt = f"{title} " + ". ".join(
         words if isinstance(words, str) else f"Each device: {' / '.join(dict.fromkeys(words))} "
-        f"{shape}" for _, words, shape in rows))
+        f"{shape}" for _, words, shape in rows)
     return svg.picture("".join(body), WIDE, 28 + PITCH * len(rows) - 6, alt, shown=420)
 
 

@@ -4,6 +4,7 @@ import itertools
 import math
 
 from meshbook.drawing import svg
+from meshbook.drawing.memory_stacks import area, columns_of, ticks
 from meshbook.hlo.liveness import Liveness
 from meshbook.hlo.module import Shape
 from meshbook.profiling.traces import Trace
@@ -82,17 +83,10 @@ def _lane(columns, pixel, x, y):
 def _time_axis(x, y, length):
     """A line from 0 to `length` ms with marks at round numbers."""
     marks = [svg.line(x, y, x + WIDE, y)]
-    for value in _ticks(length):
+    for value in ticks(length):
         at = x + WIDE * value / length
         marks += [svg.line(at, y, at, y + 4), svg.text(at, y + 16, _figure(value), 11)]
     return [*marks, svg.text(x + WIDE / 2, y + 31, "ms", 11)]
-
-
-def _ticks(length):
-    """Round numbers from 0 to at most `length`, three to six of them."""
-    unit = 10.0 ** math.floor(math.log10(length / 2))
-    step = next(unit * by for by in (1, 2, 5, 10) if length / (unit * by) < 6)
-    return [step * at for at in range(int(length / step) + 1)]
 
 
 def _figure(value):
@@ -135,12 +129,11 @@ def draw_buffers(liveness: Liveness, top: int = 6):
     left, high, count = 62.0, 150.0, len(liveness.schedule)
     body, y = svg.key(ROLES, WIDE)
     y += 18
-    places = [max(range(at, max(at + 1, stop)), key=liveness.bytes.__getitem__)
-              for at, stop in itertools.pairwise(count * at // WIDE for at in range(WIDE + 1))]
+    places = columns_of(liveness.bytes, range(count), WIDE)
     floor = [0] * WIDE
     for role, own in liveness.by_role().items():
         roof = [below + own[place] for below, place in zip(floor, places, strict=True)]
-        body.append(_area(left, y, high, floor, roof, liveness.peak, ROLES[role]))
+        body.append(area(left, y, high, floor, roof, liveness.peak, ROLES[role]))
         floor = roof
     body.append(svg.line(left, y + high, left + WIDE, y + high))
     for part in (0, 0.5, 1):
@@ -171,17 +164,8 @@ def _alike(buffers):
     groups = {}
     for each in buffers:
         groups.setdefault((each.role, each.shape, each.source), []).append(each)
-    rows = [(own[0], len(own), sum(each.shape.bytes for each in own)) for own in groups.values()]
+    rows = [(own[0], len(own), sum(each.bytes for each in own)) for own in groups.values()]
     return sorted(rows, key=lambda row: -row[2])
-
-
-def _area(x, y, high, floor, roof, peak, fill):
-    """The area between two curves over the schedule, a pixel for each place."""
-    at = lambda size: svg.number(y + high * (1 - size / peak))
-    there = "".join(f"V{at(size)}h1" for size in roof)
-    back = "".join(f"V{at(size)}h-1" for size in reversed(floor))
-    path = f"M{svg.number(x)} {at(floor[0])}{there}{back}z"
-    return svg.element("path", d=path, fill=fill)
 
 
 def _buffer_row(buffer, number, size, y, width):

@@ -61,6 +61,20 @@ def work(compiled: Any, taken: Mapping[str, Sequence[float | int]] | None = None
     return flops
 
 
+def by_instruction(compiled: Any):
+    """{(computation, instruction): FLOPs} of a program's matmuls, each of them run once.
+
+    compiled, what counts, and what is raised: as of `work`.
+    """
+    program = module.parse(compiled)
+    callers = _callers(program)
+    found = {(computation.name, each.name): _flops(program, callers, computation, each)
+             for computation in program.computations.values()
+             for each in computation.instructions.values()}
+    _check_all_counted(program, found)
+    return {place: flops for place, flops in found.items() if flops}
+
+
 def _flops(program, callers, computation, instruction):
     """FLOPs of the matmul that one instruction is, 0 for others."""
     opcode = instruction.opcode

@@ -13,10 +13,10 @@ which decide who may share a buffer with whom.
 import collections
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from meshbook.hlo import module
+from meshbook.hlo import memory, module
 from meshbook.text import sized_bytes
 
 ROLES = ("argument", "output", "temporary")
@@ -48,16 +48,28 @@ class Buffer(NamedTuple):
     last: int
     source: str
 
+    @property
+    def bytes(self):
+        """What it takes of the device's memory: tiles filled up, 0 where it lies elsewhere."""
+        return memory.of_device(self.shape, self.shape)
+
 
 class Liveness:
     """The buffers of a program over its schedule; prints as one line about the fullest moment.
 
     `schedule` has the names of the instructions, `bytes` what is live at each of them, `peak` the
-    largest of these, `at` its place.
+    largest of these, `at` its place. `values` says in which buffers the result of each instruction
+    lies, by number, or None for an array without one; `donated` which argument each output may take
+    the place of, {number of the output: that of the argument, as the program writes it}.
     """
 
-    def __init__(self, schedule: Sequence[str], buffers: Sequence[Buffer]):
+    def __init__(
+        self, schedule: Sequence[str], buffers: Sequence[Buffer],
+        values: Mapping[str, Sequence[int | None]] | None = None,
+        donated: Mapping[int, str] | None = None,
+    ):
         self.schedule, self.buffers = schedule, buffers
+        self.values, self.donated = values or {}, donated or {}
         self.bytes = [sum(live) for live in zip(*self.by_role().values(), strict=True)]
         self.peak = max(self.bytes)
         self.at = self.bytes.index(self.peak)
@@ -66,15 +78,15 @@ class Liveness:
         """{"argument", "output" or "temporary": the bytes live at each instruction}."""
         change = {role: collections.Counter() for role in ROLES}
         for each in self.buffers:
-            change[each.role][each.first] += each.shape.bytes
-            change[each.role][each.last + 1] -= each.shape.bytes
+            change[each.role][each.first] += each.bytes
+            change[each.role][each.last + 1] -= each.bytes
         return {role: list(itertools.accumulate(own[at] for at in range(len(self.schedule))))
                 for role, own in change.items()}
 
     def largest(self):
         """The buffers that are live at the peak, largest first."""
         live = [each for each in self.buffers if each.first <= self.at <= each.last]
-        return sorted(live, key=lambda each: -each.shape.bytes)
+        return sorted(live, key=lambda each: -each.bytes)
 
     def __repr__(self):
         return (f"at most {sized_bytes(self.peak)} live on a device, at instruction {self.at + 1} "
@@ -84,9 +96,10 @@ class Liveness:
 def live_bytes(compiled: Any):
     """Find what one device holds at each instruction of a compiled program: a Liveness.
 
-    compiled: `jax.stages.Compiled`, or HLO text. Bytes are those of arrays without padding; the
-    gaps between them are the allocator's and do not count, nor do constants, which belong to the
-    program's code. Raises ValueError where the program has no schedule.
+    compiled: `jax.stages.Compiled`, or HLO text. Bytes are those of the device's memory, on a TPU
+    with the tiles of an array filled up and without what lies beside its core. The gaps between
+    arrays are the allocator's and do not count, nor do constants, which belong to the program's
+    code. Raises ValueError where the program has no schedule.
 
     >>> live_bytes(train_step.lower(state, batch).compile()).largest()[:5]
     """
@@ -97,16 +110,19 @@ def live_bytes(compiled: Any):
                          f"{header[:60]!r}")
     entry = program.computations[program.entry]
     # input_output_alias={ {0}: (3, {}, may-alias) }: output 0 may lie where parameter 3 was.
-    donated = set(re.findall(r"\{[\d, ]*\}: \((\d+), \{[\d, ]*\}, (?:may|must)-alias\)", header))
+    pairs = re.findall(r"\{(\d*)\}: \((\d+), \{[\d, ]*\}, (?:may|must)-alias\)", header)
+    donated = {int(output or 0): argument for output, argument in pairs}
     kept = {each.name for each in entry.instructions.values()
-            if each.opcode == "parameter" and each.literal not in donated}
+            if each.opcode == "parameter" and each.literal not in donated.values()}
     buffers, values = _lives(program, entry, kept)
     returned, end = set(_leaves(values[entry.root])), len(entry.instructions) - 1
-    return Liveness(list(entry.instructions), [
+    lives = [
         each._replace(first=0 if each.role == "argument" else each.first,
                       last=end if at in returned or each.name in kept else each.last,
                       role="output" if at in returned and each.role != "argument" else each.role)
-        for at, each in enumerate(buffers)])
+        for at, each in enumerate(buffers)]
+    return Liveness(list(entry.instructions), lives,
+                    {name: _flat(value) for name, value in values.items()}, donated)
 
 
 def _lives(program, computation, kept=()):
@@ -131,9 +147,18 @@ def _lives(program, computation, kept=()):
 
 
 def _last_reads(computation, values):
-    """{buffer: the place of the last instruction that reads it}."""
-    return {leaf: place for place, instruction in enumerate(computation.instructions.values())
-            for name in instruction.operands for leaf in _leaves(values.get(name))}
+    """{buffer: the place of the last instruction that reads it}.
+
+    What takes one array out of a tuple reads that one, however late it stands in the schedule.
+    """
+    read = {}
+    for place, instruction in enumerate(computation.instructions.values()):
+        if instruction.opcode == "get-tuple-element":
+            leaves = _leaves(values[instruction.name])
+        else:
+            leaves = [leaf for name in instruction.operands for leaf in _leaves(values.get(name))]
+        read.update(dict.fromkeys(leaves, place))
+    return read
 
 
 def _leaves(value):

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from meshbook.models.kv_cache import empty_cache, extend
 from meshbook.models.minigpt import MiniGPT, MiniGPTConfig
 from meshbook.training.state import Program, TrainState
 
@@ -159,13 +160,10 @@ def prefill(
 ):
     """Keys and values of all blocks, and the last column's logits (B, V)."""
     model = program.model(params)
-    c, s = model.config, model.sharding
-    shape = len(tokens), c.tokens, c.heads, c.head_size
-    empty = jax.reshard(jnp.zeros(shape, c.dtype), s.activation("BTHK"))
-    cache = [(empty.swapaxes(1, 2),) * 2] * c.layers
-    rows = s.activation("B")
+    rows = model.sharding.activation("B")
     tokens_BT, first_B = jax.reshard(tokens, rows), jax.reshard(first, rows)
-    x_BTD, cache = model.extend(tokens_BT, cache, 0, first_B)
+    cache = empty_cache(model, len(tokens))
+    x_BTD, cache = extend(model, tokens_BT, cache, 0, first_B)
     last = jax.lax.dynamic_slice_in_dim(x_BTD, column - 1, 1, axis=1)
     return cache, logits(model, last)
 
@@ -207,8 +205,8 @@ def decode(
         written_BW = jax.lax.dynamic_update_slice_in_dim(
             written_BW, token_B[:, None], step, axis=1
         )
-        x_BTD, cache = model.extend(
-            token_B[:, None], cache, column + step, first_B
+        x_BTD, cache = extend(
+            model, token_B[:, None], cache, column + step, first_B
         )
         alive_B = alive_B & (token_B != stop)
         return step + 1, alive_B, written_BW, cache, logits(model, x_BTD)

@@ -15,14 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.nn import initializers as init
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from meshbook.models.layers import MLP, Attention, Norm, Sizes, dropout, keys_for, parameter
 from meshbook.sharding import Sharding, axes_of, shard_map_over_the_rest
 
 MASKED = -1e30  # swallows what is added to it; its exp is 0, and never NaN
 LANES = 128  # the vocabulary is padded to a multiple of a TPU's width
-Ids, Hidden, Seen = Int[Array | np.ndarray, "B T"], Float[Array, "B T D"], Bool[Array, "B 1 T W"]
+Ids, Hidden = Int[Array | np.ndarray, "B T"], Float[Array, "B T D"]
 
 
 @dataclass(frozen=True)
@@ -150,25 +150,6 @@ class CausalAttention(Attention):
             q_BTHK, k_BTHK, v_BTHK, mask=mask, is_causal=True
         ))
 
-    def extend(self, x_BTD: Hidden, cache: list | tuple, column: int | Array, mask: Seen):
-        """New tokens after cached ones, whose keys and values stand in columns.
-
-        cache: keys and values (B, H, W, K); those of x are put at `column` and
-        on. mask: (B, 1, T, W), which columns a new token sees. Returns (y, new
-        cache).
-        """
-        q_BTHK, *new = self.heads(x_BTD)
-        put = jax.lax.dynamic_update_slice_in_dim
-        k_BHWK, v_BHWK = cache = [
-            put(old, x_BTHK.swapaxes(1, 2), column, 2)  # W beside K
-            for old, x_BTHK in zip(cache, new)
-        ]
-        scores = jnp.einsum("BTHK,BHWK->BHTW", q_BTHK, k_BHWK)
-        scores = scores.astype(jnp.float32) * q_BTHK.shape[-1] ** -0.5
-        p_BHTW = jax.nn.softmax(jnp.where(mask, scores, MASKED))
-        p_BHTW = p_BHTW.astype(x_BTD.dtype)
-        return self.join(jnp.einsum("BHTW,BHWK->BTHK", p_BHTW, v_BHWK)), cache
-
 
 class ReluMLP(MLP):
     """Two products with a ReLU between: (B, T, D) to (B, T, F) to (B, T, D)."""
@@ -191,11 +172,6 @@ class DecoderBlock(nnx.Module):
         with jax.named_scope("attention"):
             y_BTD = self.attention(x_BTD, segments_BT)
         return self.add(x_BTD, y_BTD, key)
-
-    def extend(self, x_BTD: Hidden, cache: list | tuple, column: int | Array, mask: Seen):
-        """The same for new tokens after cached ones: see CausalAttention."""
-        y_BTD, cache = self.attention.extend(x_BTD, cache, column, mask)
-        return self.add(x_BTD, y_BTD), cache
 
     def add(self, x_BTD: Hidden, y_BTD: Hidden, key: jax.Array | None = None):
         """What follows the attention: sum and norm, MLP, sum and norm."""
@@ -262,26 +238,6 @@ class MiniGPT(nnx.Module):
             with jax.named_scope(f"block_{i}"):
                 x_BTD = block(x_BTD, keys[i], segments)
         return x_BTD
-
-    def extend(self, tokens_BT: Ids, cache: list | tuple, column: int | Array,
-               first_B: Int[Array, "B"]):
-        """The same for tokens that follow cached ones: ((B, T, D), new cache).
-
-        cache: of each block, as CausalAttention has it, W = config.tokens
-        columns. The new tokens stand in `column` and on; a row's text begins
-        in its first_B, and what is before that, or after a token, it does not
-        see.
-        """
-        W = self.config.tokens
-        at_T, columns_W = column + jnp.arange(tokens_BT.shape[1]), jnp.arange(W)
-        positions_BT = jnp.clip(at_T - first_B[:, None], 0, W - 1)
-        seen_BTW = columns_W <= at_T[:, None]
-        seen_BTW = seen_BTW & (columns_W >= first_B[:, None, None])
-        x_BTD, new = self.embed(tokens_BT, positions_BT), []
-        for block, pair in zip(self.blocks, cache):
-            x_BTD, pair = block.extend(x_BTD, pair, column, seen_BTW[:, None])
-            new.append(pair)
-        return x_BTD, new
 
     def head(self, x_BTD: Hidden):
         """Logits (B, T, V) of what the blocks made, MASKED for no token."""

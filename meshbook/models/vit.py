@@ -124,37 +124,22 @@ class Block(nnx.Module):
             return x_BTD + self.mlp(self.norm2(x_BTD), key)
 
 
-class ViT(nnx.Module):
-    """A vision transformer: images (B, 32, 32, 3) to logits (B, C).
-
-    With a key it is in training and drops hidden units; without, in evaluation.
-    Raises ValueError where the current mesh cannot divide heads, hidden or
-    embed sizes as the sharding asks, and for images of another shape.
-    """
-
-    block = Block
+class PatchEmbedding(nnx.Module):
+    """Images as tokens: patches, a class token before them, positions added."""
 
     def __init__(
         self, config: ViTConfig, sharding: Sharding, *, rngs: nnx.Rngs
     ):
-        T, D, C = config.tokens, config.embed, config.classes
-        X = config.patch**2 * 3
+        X, T, D = config.patch**2 * 3, config.tokens, config.embed
         make = lambda *what: parameter(*what, rngs, config, sharding)
         self.w_patch_XD = make("XD", (X, D), init.xavier_uniform())
         self.b_patch_D = make("D", (D,), init.zeros)
         self.class_D = make("D", (D,), init.zeros)
         self.position_TD = make("TD", (T, D), position_init)
-        self.blocks = nnx.List(
-            self.block(config, sharding, rngs=rngs)
-            for _ in range(config.layers)
-        )
-        self.norm = Norm(config, sharding, rngs=rngs)
-        self.w_head_DC = make("DC", (D, C), init.xavier_uniform())
-        self.b_head_C = make("C", (C,), init.zeros)
         self.config, self.sharding = config, sharding
 
     def embed(self, images_BHWC: Num[Array | np.ndarray, "B H W C"]):
-        """Patches as tokens, a class token before them, positions added."""
+        """The tokens of each image: (B, T, D)."""
         c, s = self.config, self.sharding
         split_BTD = s.activation("BTD")
         x_BTX = patches(images_BHWC.astype(c.dtype), c, s)
@@ -167,6 +152,31 @@ class ViT(nnx.Module):
         first_B1D = jnp.broadcast_to(
             first_D, (len(x_BTD), 1, c.embed), out_sharding=split_BTD)
         return jnp.concatenate([first_B1D, x_BTD + position_TD[1:]], axis=1)
+
+
+class ViT(PatchEmbedding):
+    """A vision transformer: images (B, 32, 32, 3) to logits (B, C).
+
+    With a key it is in training and drops hidden units; without, in evaluation.
+    Raises ValueError where the current mesh cannot divide heads, hidden or
+    embed sizes as the sharding asks, and for images of another shape.
+    """
+
+    block = Block
+
+    def __init__(
+        self, config: ViTConfig, sharding: Sharding, *, rngs: nnx.Rngs
+    ):
+        super().__init__(config, sharding, rngs=rngs)
+        D, C = config.embed, config.classes
+        make = lambda *what: parameter(*what, rngs, config, sharding)
+        self.blocks = nnx.List(
+            self.block(config, sharding, rngs=rngs)
+            for _ in range(config.layers)
+        )
+        self.norm = Norm(config, sharding, rngs=rngs)
+        self.w_head_DC = make("DC", (D, C), init.xavier_uniform())
+        self.b_head_C = make("C", (C,), init.zeros)
 
     def read(self, x_BTD: Float[Array, "B T D"]):
         """What the head reads of the tokens, the class token: (B, D)."""

@@ -106,12 +106,29 @@ def block_activations(config: ViTConfig | MiniGPTConfig, batch: int, ways: int =
     return hidden + scores + heads + sums + residual + masks
 
 
+def block_inputs(config: ViTConfig | MiniGPTConfig, batch: int):
+    """Bytes per device of what comes into one block, (B, T, D) in float32: all that a block keeps
+    for the backward pass when it is checkpointed.
+    """
+    return 4 * token_rows(batch, config.tokens, config.embed)
+
+
+def vit_head(config: ViTConfig, rows: int = 1):
+    """How many of `vit_parameters` are the head's, with the norm before it."""
+    return (2 * config.embed + config.embed * config.classes) // rows + config.classes
+
+
+def gpt_head(config: MiniGPTConfig, ways: int = 1, rows: int = 1):
+    """How many of `gpt_parameters` are the head's."""
+    return config.padded * config.embed // ways // rows + config.padded // ways
+
+
 def vit_step_memory(config: ViTConfig, images: int, ways: int = 1, rows: int = 1):
     """Bytes that one device of a TPU holds in a training step with Adam, by what they are.
 
     images: those of this device; ways: devices along "model"; rows: those along "batch" that
     divide the parameters too (fully sharded), which then are gathered for their products, in
-    bfloat16.
+    bfloat16. With the logits stands the gradient of the head, which is made from theirs.
     """
     parameters = 4 * vit_parameters(config, ways, rows)
     return {
@@ -121,7 +138,7 @@ def vit_step_memory(config: ViTConfig, images: int, ways: int = 1, rows: int = 1
         "gathered": _gathered(vit_parameters, config, ways, rows, 2),
         "inputs": 4 * images * config.image**2 * 3,
         "activations": config.layers * block_activations(config, images, ways),
-        "logits": 4 * tiled(images, config.classes),
+        "logits": 4 * tiled(images, config.classes) + 4 * vit_head(config),
     }
 
 

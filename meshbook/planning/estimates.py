@@ -14,6 +14,7 @@ from meshbook.models.minigpt import MiniGPTConfig
 from meshbook.models.vit import ViTConfig
 from meshbook.planning import costs
 from meshbook.planning.devices import Device, floors
+from meshbook.planning.memory_timeline import Moment, highest, memory_timeline
 
 PRESETS = ("data_parallel", "tensor_parallel", "fully_sharded")
 
@@ -21,13 +22,15 @@ PRESETS = ("data_parallel", "tensor_parallel", "fully_sharded")
 class Estimate(NamedTuple):
     """A step by formula. Bytes and FLOPs are those of one device, floors are seconds.
 
-    memory: bytes by what they are, on a TPU. peak: the most that is held at once. useful: FLOPs of
-    the step that all devices must do together; factor: how often they are done. traffic: the
-    collectives, as they are written, with result bytes and wire bytes. floors: those of
-    `meshbook.planning.devices.floors`.
+    memory: bytes by what they are, on a TPU, each where it is most. timeline: what is held from
+    moment to moment, `meshbook.planning.memory_timeline`; peak: the most that is held at once.
+    useful: FLOPs of the step that all devices must do together; factor: how often they are done.
+    traffic: the collectives, as they are written, with result bytes and wire bytes. floors: those
+    of `meshbook.planning.devices.floors`.
     """
 
     memory: dict
+    timeline: list[Moment]
     peak: int
     useful: int
     factor: float
@@ -38,14 +41,17 @@ class Estimate(NamedTuple):
 
 def estimate(
     config: ViTConfig | MiniGPTConfig, preset: str, mesh: Mapping[str, int], batch: int,
-    device: Device,
+    device: Device, checkpointed: bool = False,
 ):
     """The Estimate of one training step in float32.
 
     config: ViTConfig or MiniGPTConfig; preset: of `meshbook.sharding.Sharding`, by name; mesh:
     {axis: size} of the axes for the batch and for the model, in this order; batch: images or rows
     of text on all devices together; device: of `meshbook.planning.devices`. A MiniGPT has the
-    chunked loss, and its gradients are clipped by their norm.
+    chunked loss, and its gradients are clipped by their norm. checkpointed: each block keeps only
+    its input for the backward pass. Memory is counted so; the work of the second forward pass of
+    the blocks, at most a third of the step's, and what it sends depend on the compiler and are not
+    counted, so that the floors still are floors.
     Raises ValueError for an unknown preset, and where the mesh does not divide sizes.
     """
     if preset not in PRESETS:
@@ -58,6 +64,12 @@ def estimate(
     split = SimpleNamespace(shape=dict(zip(axes, (rows, ways))))
     of = _gpt if hasattr(config, "vocabulary") else _vit
     held, useful, factor, moved, gathered = of(config, split, batch, shards)
+    own = batch // rows
+    timeline = memory_timeline(config, own, ways, shards, checkpointed)
+    waiting = held["activations"]
+    if checkpointed:
+        held["activations"] = max(moment.held["activations"] for moment in timeline)
+        waiting = config.layers * costs.block_inputs(config, own)
     factor *= across / ways  # what is not split along axes[1] is done by all of it
     flops = useful * factor / (rows * across)
     traffic = Traffic(moved, split.shape)
@@ -65,8 +77,9 @@ def estimate(
     if shards > 1:
         traffic["all-gather", axes[:1]] = gathered
         wire = _least(traffic, held["gathered"], axes[:1], rows).wire_total
-    least = floors(device, flops, costs.step_memory_traffic(held), wire)
-    return Estimate(held, costs.step_peak(held), useful, factor, flops, traffic, least)
+    through = costs.step_memory_traffic(held | {"activations": waiting})
+    return Estimate(held, timeline, highest(timeline).total, useful, factor, flops, traffic,
+                    floors(device, flops, through, wire))
 
 
 def _least(traffic, gathered, along, rows):

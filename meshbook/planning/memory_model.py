@@ -17,6 +17,7 @@ from meshbook.planning.topologies import Compilation
 
 OTHER_PROGRAMS = ("layout", "checkpoint", "parts", "undone", "dropout", "dtype",
                   "loss")  # no formula here
+ENOUGH = 10  # programs of the ViT that a TPU must have for constants of its own
 
 
 class Cell(NamedTuple):
@@ -141,3 +142,38 @@ def leave_one_out(cells: Sequence[Cell]):
     """{name: Errors} of each cell, predicted with constants fitted on all the others."""
     return {name: each for errors in cross_validate(cells, len(cells) - 1)
             for name, each in errors.items()}
+
+
+def _vits(cells):
+    """{TPU: its programs of the ViT}."""
+    found = {}
+    for cell in cells:
+        if "MiniGPT" not in cell.name:
+            found.setdefault(cell.tpu, []).append(cell)
+    return found
+
+
+def own_cells(cells: Iterable[Cell]):
+    """{TPU: its programs of the ViT}, of the TPUs that have enough for constants of their own."""
+    return {tpu: own for tpu, own in _vits(cells).items() if len(own) >= ENOUGH}
+
+
+def shared_constants(cells: Iterable[Cell]):
+    """The Constants of all other TPUs: those that suit the programs of `own_cells` together."""
+    return fit(list(itertools.chain(*own_cells(cells).values())))
+
+
+def unseen_errors(cells: Sequence[Cell]):
+    """{who: {name: Errors}} of all cells, each predicted by constants that have not seen it.
+
+    A TPU of `own_cells` has constants from its other programs; other TPUs together have the shared
+    ones, and MiniGPT, which is another model, has the formula alone.
+    """
+    own, vits = own_cells(cells), _vits(cells)
+    others = [tpu for tpu in vits if tpu not in own]
+    found = {tpu.removesuffix("-8"): leave_one_out(own[tpu]) for tpu in own}
+    title = ", ".join(sorted(re.match(r"v\w+", tpu)[0] for tpu in others))
+    found[title] = shared_constants(cells).errors(
+        cell for tpu in others for cell in vits[tpu])
+    found["MiniGPT"] = FORMULA_ALONE.errors(cell for cell in cells if "MiniGPT" in cell.name)
+    return found

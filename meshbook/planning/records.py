@@ -1,14 +1,17 @@
-"""What was measured and recorded: on accelerators, as pictures, and by `make bench`, as rows.
+"""What was measured and recorded: on accelerators, by `make bench`, and with TinyStories.
 
-A record of an accelerator is results/<device>.json of a full-size run on a GPU or a TPU. Where
-there is none, nothing is drawn, and a page shows nothing.
+A record of an accelerator is results/<device>.json of a full-size run on a GPU or a TPU; that of
+TinyStories is results/tinystories.json. Where there is none, nothing is drawn, and a page shows
+nothing.
 """
 
 import json
-from collections.abc import Callable
+import math
+import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from meshbook.drawing.figures import bars
+from meshbook.drawing.figures import bars, curves
 from meshbook.planning.topologies import RESULTS
 
 
@@ -30,6 +33,49 @@ def benchmarked(name: str, folder: Path | str = RESULTS):
             last = max(runs, key=lambda run: run["provenance"]["date"])
             found[record["machine"]] = last["rows"]
     return found
+
+
+def tinystories(part: str, folder: Path | str = RESULTS):
+    """A part of the record of TinyStories, "stories" or "training"; None where there is none."""
+    path = Path(folder) / "tinystories.json"
+    return json.loads(path.read_text("utf8")).get(part) if path.exists() else None
+
+
+def draw_training(folder: Path | str = RESULTS):
+    """The recorded run on TinyStories: its training and validation loss, or None without one."""
+    run = tinystories("training", folder)
+    if run is None:
+        return None
+    looks = run["looks"]
+    found = {"training": tuple(zip(*run["losses"])),
+             "validation": ([look["step"] for look in looks],
+                            [look["validation"] for look in looks])}
+    first, last = looks[0]["validation"], looks[-1]["validation"]
+    return curves(found, "step", "loss in nats per token",
+                  f"Training and validation loss on TinyStories in {run['steps']:,} steps: "
+                  f"validation falls from {first:.2f} to {last:.2f} nats per token",
+                  marks=[("guessing", math.log(run["config"]["vocabulary"]))])
+
+
+def written_samples(looks: Sequence[int] = (0, 1, -1), prompt: int = 0,
+                    folder: Path | str = RESULTS):
+    """What the recorded model wrote after one prompt at some of its looks, as lines; "" without one.
+
+    looks: which of the recorded ones, 0 for that before training; prompt: its number.
+    """
+    run = tinystories("training", folder)
+    if run is None:
+        return ""
+    chosen = sorted({range(len(run["looks"]))[look] for look in looks if
+                     -len(run["looks"]) <= look < len(run["looks"])})
+    lines = []
+    for look in (run["looks"][place] for place in chosen):
+        text = " ".join((run["prompts"][prompt] + look["samples"][prompt]).split())
+        text = "".join(sign if sign.isprintable() else "·" for sign in text)
+        lines += [f"After {look['step']:,} steps, validation {look['validation']:.2f} nats per "
+                  f"token ({look['bits per byte']:.2f} bits per byte):",
+                  textwrap.fill(text, 76), ""]
+    return "\n".join(lines).rstrip()
 
 
 def draw_steps(cell: str, folder: Path | str = RESULTS):

@@ -2,14 +2,17 @@
 
 import dataclasses
 import itertools
+import re
 from pathlib import Path
 
 import pytest
 from browsers import CHROMIUM
 
+from meshbook.drawing.memory_timelines import WORDS, binary
 from meshbook.models import MiniGPTConfig, ViTConfig
 from meshbook.planning.devices import DEVICES
 from meshbook.planning.estimates import PRESETS, estimate
+from meshbook.planning.memory_timeline import highest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "_build" / "html" / "book" / "calculator.html"
@@ -36,19 +39,23 @@ def choices():
             device = list(DEVICES.values())[(batch + sum(mesh)) % len(DEVICES)]
             yield Config(**own), device, {
                 "model": model, "sizes": sizes, "preset": preset, "rows": mesh[0], "across": mesh[1],
-                "batch": batch, "device": dataclasses.asdict(device)}
+                "batch": batch, "checkpointed": (batch + mesh[0]) % 3 == 0,
+                "device": dataclasses.asdict(device)}
 
 
 def in_python(config, device, choice):
     try:
         mesh = {"batch": choice["rows"], "model": choice["across"]}
-        found = estimate(config, choice["preset"], mesh, choice["batch"], device)
+        found = estimate(config, choice["preset"], mesh, choice["batch"], device,
+                         choice["checkpointed"])
     except ValueError as error:
         return str(error).partition(":")[0]
     traffic = found.traffic
     moved = [[kind, axis, each.bytes, pytest.approx(traffic.wire(axis, kind=kind), rel=1e-12)]
              for (kind, (axis,)), each in traffic.items()]
-    return found._asdict() | {"traffic": sorted(moved, key=lambda each: each[:2])}
+    timeline = [moment._asdict() for moment in found.timeline]
+    return found._asdict() | {"traffic": sorted(moved, key=lambda each: each[:2]),
+                              "timeline": timeline}
 
 
 @pytest.fixture
@@ -65,7 +72,7 @@ def test_the_script_gives_what_python_gives(tab):
         """choices => choices.map(choice => {
           try { return meshbook.estimate(choice); } catch (error) { return error.message; }
         })""", [choice for *_, choice in asked])
-    refused = 0
+    refused, kinds = 0, set()
     for (config, device, choice), answer in zip(asked, answers, strict=True):
         expected = in_python(config, device, choice)
         if isinstance(expected, str):
@@ -73,12 +80,14 @@ def test_the_script_gives_what_python_gives(tab):
             refused += 1
             continue
         answer["traffic"] = sorted(answer["traffic"], key=lambda each: each[:2])
-        for name in ("memory", "peak", "traffic"):
+        for name in ("memory", "timeline", "peak", "traffic"):
             assert answer[name] == expected[name], (name, choice)
+        kinds.add((choice["model"], choice["preset"], choice["checkpointed"]))
         assert float(answer["useful"]) == float(expected["useful"])  # beyond 2^53 a double is both
         for name in ("factor", "flops", "floors"):
             assert answer[name] == pytest.approx(expected[name], rel=1e-12), (name, choice)
     assert 100 < refused < len(asked) - 100
+    assert len(kinds) == 2 * len(PRESETS) * 2  # checkpointed and not
 
 
 def test_a_form_that_makes_no_sense_is_refused_in_words(tab):
@@ -115,6 +124,55 @@ def test_the_form_shows_what_the_script_says_and_the_address_keeps_it(tab):
     other = tab.context.new_page()
     other.goto(address)
     assert other.locator(".calculator-output").inner_text() == shown
+
+
+@site
+def test_the_slider_goes_through_the_moments_by_keyboard(tab):
+    tab.goto(PAGE.as_uri())
+    tab.get_by_label("Sharding").select_option("fully sharded")
+    timeline = estimate(ViTConfig(), "fully_sharded", {"batch": 4, "model": 2}, 8192,
+                        DEVICES["TPU v5e"]).timeline
+    slider, told = tab.get_by_label("Moment of the step"), tab.locator(".calculator-told")
+    top = timeline.index(highest(timeline))
+    assert int(slider.input_value()) == top and told.inner_text().endswith("in the loss: the peak")
+    mark = lambda: float(tab.locator(".calculator-mark").get_attribute("x1"))
+    before = mark()
+    slider.press("ArrowRight")
+    assert mark() > before
+    slider.press("End")
+    assert int(slider.input_value()) == len(timeline) - 1
+    assert told.inner_text() == f"{binary(timeline[-1].total)} in the update"
+    assert slider.get_attribute("aria-valuetext") == told.inner_text()
+    rows = tab.locator("table", has_text="Memory of each device").locator("tbody tr")
+    shown = [row.split("\t") for row in rows.all_inner_texts()]
+    by_words = {words: kind for kind, (words, _) in WORDS.items()}
+    assert [by_words[words.strip()] for words, *_ in shown] == list(WORDS)[::-1]
+    memory = {kind: max(moment.held[kind] for moment in timeline) for kind in WORDS}
+    for words, most, now in shown:
+        kind = by_words[words.strip()]
+        assert most == f"{memory[kind]:,}" and now == binary(timeline[-1].held[kind])
+
+
+@site
+def test_the_areas_of_the_curve_are_as_high_as_the_bytes(tab):
+    tab.goto(f"{PAGE.as_uri()}#model=MiniGPT&preset=fully_sharded&rows=8&across=1&batch=512"
+             "&activations=checkpointed&layers=12")
+    found = estimate(MiniGPTConfig(layers=12), "fully_sharded", {"batch": 8, "model": 1}, 512,
+                     DEVICES["TPU v5e"], checkpointed=True)
+    limit = float(tab.locator(".calculator-limit").get_attribute("y1"))
+    drawn = {path.get_attribute("data-kind"): path.get_attribute("d")
+             for path in tab.locator("path[data-kind]").all()}
+    assert list(drawn) == list(WORDS)
+    (ground,) = set(re.findall(r"V([\d.]+)h-", drawn["parameters"]))
+    scale = (float(ground) - limit) / DEVICES["TPU v5e"].memory  # pixels per byte
+    total = [0.0] * len(found.timeline)
+    for kind, path in drawn.items():
+        roof = [float(y) for y in re.findall(r"V([\d.]+)h\d", path)]
+        total = [below + moment.held[kind] for below, moment in zip(total, found.timeline)]
+        assert roof == pytest.approx([float(ground) - scale * each for each in total])
+    assert tab.locator(".calculator-verdict").inner_text() == (
+        f"Fits: {binary(found.peak)} of 16 GiB on each device")
+    assert "run forward twice" in tab.locator(".calculator-output").inner_text()
 
 
 @site

@@ -13,11 +13,12 @@ TAUGHT = {  # the modules whose code a chapter shows, a name that two have from 
     "01-data-loading": ("data.images", "data.augmentation", "data.order"),
     "02-device-mesh": ("sharding",),
     "03-vision-transformer": (
-        "models.vit", "models.layers", "training.state", "training.loop", "training.optimizers",
-        "helpers"),
+        "models.vit", "models.layers", "training.state", "training.loop", "training.optimizers"),
     "04-sharded-vision-transformer": ("sharding", "planning.costs"),
     "07-stories-into-tokens": ("data.tokens",),
+    "augmentation-parity": ("data.augmentation",),
     "08-pretraining-minigpt": ("models.minigpt", "models.losses"),
+    "fused-loss": ("models.losses",),
 }
 CHAPTERS = sorted((ROOT / "book").glob("*-*.md"))
 PAGES = [path for path in sorted((ROOT / "book").glob("*.md")) if cells(path.read_text("utf8"))]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pages import source
 from run_chapter import cells
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +29,16 @@ REPLACED = {  # phrases that no page uses: what stands for them
     r"\bwithout a word\b": "silently, or what it does not say",
     r"\bchanged\b\W* against\b": "changed since", r"\basks? nobody\b": "does not check",
     r"\bnothing but lie\b": "is ignored", r"\bone line a tensor\b": "one line per tensor",
+    r"\bnote (?:that )?d(?:id|oes) nothing\b": "an annotation that is stored and ignored",
+    r"\bthe other half(?: done)? again\b":
+        "both devices of a group compute the same thing",
+    r"\bmakes? of (?:that|it|them) what\b": "turn this into what",
+    r"\b(?:all|everything) that has numbers\b": "all of the model's parameters",
+    r"\bunknowns? a TPU\b": "constants are fitted for each TPU generation",
+    r"\b(?:[mµ]s|[kMGT]?FLOPs?|all-reduces|collectives|matmuls|examples|images|pixels|sums|tokens) "
+    r"an? (?:block|core|device|image|layer|second|side|step|token|TPU)\b": "per block, per second",
+    r"\b(?:all-reduce|collective|matmul|pass) an? (?:block|layer|step|token)\b": "per block",
+    r"\b(?:asks?|said|says?|knows?) nobody\b|\bnobody (?:asks?|asked) for\b": "is not needed",
 }
 
 
@@ -100,6 +111,22 @@ def test_a_phrase_that_is_replaced_is_found():
     text = "It takes 3 kB a device, goes on without a word.\n\n**What changed** against chapter 1"
     assert replaced(text) == ["kB a device", "without a word", "changed** against"]
     assert replaced("Bytes per device; a byte a token has; nothing has changed.") == []
+    text = "Two unknowns a TPU. Half of it was the other half done again: four all-reduces a block."
+    assert replaced(text) == ["the other half done again", "unknowns a TPU", "all-reduces a block"]
+    assert replaced("The more bytes a token stands for, the more tokens a model of them needs.") == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_page_has_ten_words_for_each_line_of_code_that_is_seen(path):
+    found = source(path.read_text("utf8"))
+    assert not found.lines or found.ratio >= 10, f"{found.words} words, {found.lines} lines"
+
+
+def test_folded_code_and_code_in_prose_are_not_counted():
+    page = ("---\nkernel: none\n---\n# One two\n\n```{code-cell}\nx = 1\n\ny = 2\n```\n\nthree `four`\n\n"
+            "```{code-cell} ipython3\n:tags: [hide-input]\nz = 3\n```\n\n```python\nnot = seen\n```\n")
+    assert source(page) == (5, 2) and source(page).ratio == 2.5  # `#` is a word, too
+    assert source("no code").ratio is None
 
 
 def spelled(*paths):

@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from bs4 import BeautifulSoup
 from notebooks import chapters
+from pages import built, source
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "_build" / "html"
@@ -70,18 +71,35 @@ def test_outputs_are_of_the_kinds_that_the_site_shows():
 
 @each(PAGES)
 def test_a_page_is_light(path):
-    def size(addresses, weigh):
-        files = {path.parent / unquote(urlsplit(each).path) for each in addresses
-                 if not urlsplit(each).scheme}
-        return sum(weigh(file.read_bytes()) for file in files)
-
     page = soup(path)
-    pictures = size([tag["src"] for tag in page.find_all("img", src=True)], len)
-    assert path.stat().st_size + pictures <= 1.5e6
+    assert built(path).bytes <= 1.5e6
     code = [tag["src"] for tag in page.find_all("script", src=True)] + [
         tag["href"] for tag in page.find_all("link", href=True)
         if "stylesheet" in tag.get("rel", []) or tag.get("as") in ("script", "style", "font")]
-    assert size(code, lambda content: len(gzip.compress(content))) <= 1e6
+    files = {path.parent / unquote(urlsplit(each).path) for each in code if not urlsplit(each).scheme}
+    assert sum(len(gzip.compress(file.read_bytes())) for file in files) <= 1e6
+
+
+def test_the_status_says_of_each_page_with_code_what_it_is_made_of():
+    rows = [[cell.get_text() for cell in row.find_all("td")]
+            for row in soup(SITE / "book" / "status.html").select("#pages-of-the-book tbody tr")]
+    with_code = {path.stem: made for path in (ROOT / "book").glob("*.md")
+                 if (made := source(path.read_text("utf8"))).lines}
+    assert {name for name, *_ in rows} == {path.stem for path in PAGES} & with_code.keys()
+    for name, words, lines, _, figures, _ in rows:
+        assert (words, lines) == (f"{with_code[name].words:,}", str(with_code[name].lines))
+        drawings = soup(SITE / "book" / f"{name}.html").select("article svg[role=img]")
+        assert len(drawings) <= int(figures) <= len(drawings) + 3
+
+
+def test_figures_and_bytes_of_a_built_page_are_counted(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"x" * 1000)
+    drawing, image = "<svg role='img'></svg>", "<img src='a.png' alt='a'>"
+    text = f"<svg role='img'></svg><article>{drawing}{image}{image}<img src='_static/colab.svg'></article>"
+    (tmp_path / "_static").mkdir()
+    (tmp_path / "_static" / "colab.svg").write_text("<svg/>")
+    (tmp_path / "page.html").write_text(text)
+    assert built(tmp_path / "page.html") == (3, len(text) + 1000 + 6)
 
 
 def test_the_search_knows_every_section():

@@ -76,6 +76,46 @@ def test_a_text_with_too_few_pairs_gives_fewer_tokens():
     assert vocabulary.learn(["a a a"], 1000).n_vocab < 260
 
 
+def check_merges(encoding, piece):
+    rows = vocabulary.merges(encoding, piece)
+    numbers = [encoding.encode_single_token(part) for part in rows[-1][0]]
+    assert numbers == encoding.encode_ordinary(piece)
+    assert rows[0] == ([bytes([byte]) for byte in piece.encode()], None)
+    ranks = [made for _, made in rows[1:]]
+    assert ranks == sorted(set(ranks))
+    for (before, _), (after, made) in zip(rows, rows[1:]):
+        token, at = encoding.decode_single_token_bytes(made), 0
+        for part in after:  # each part stood there, or is the new token, made of two
+            count = 1 if before[at] == part else 2
+            assert b"".join(before[at:at + count]) == part and (count == 1 or part == token)
+            at += count
+        assert at == len(before) > len(after)
+
+
+@given(st.text(st.characters(categories=["Lu", "Ll"]), min_size=1))
+def test_merges_lead_to_the_tokens_of_a_word_in_the_order_of_their_numbers(word):
+    check_merges(LEARNED, " " + word)
+
+
+@pytest.mark.parametrize("word", [" banana", " bananananana", " playground", "oooooo", " sheshe"])
+def test_merges_join_all_pairs_of_one_kind_in_one_row(word):
+    check_merges(LEARNED, word)
+
+
+def test_pieces_are_not_joined_to_each_other():
+    spaces = vocabulary.learn(["   x", "   y"], 258)  # pieces: "  " twice, " x" and " y"
+    assert vocabulary.merges(spaces, "  ")[-1] == ([b"  "], 256)
+    with pytest.raises(ValueError, match="expected one piece of text, such as ' word'; found '  x"):
+        vocabulary.merges(spaces, "  x")  # the pieces are " " and " x"
+
+
+@real
+def test_merges_of_gpt2():
+    check_merges(gpt2(), " playground")
+    rows = vocabulary.merges(gpt2(), " playground")
+    assert len(rows) == 11 and rows[-1] == ([b" playground"], 24817)
+
+
 def test_learning_is_repeatable_in_any_order_and_any_process():
     backwards = vocabulary.identity(vocabulary.learn(TEXTS[::-1], 512))
     assert backwards == vocabulary.identity(LEARNED)

@@ -70,13 +70,6 @@ def test_two_operations_at_a_time_hide_nothing_of_the_rest_of_their_lane():
     assert both == alone and set(alone) == {"compute", "collective"}
 
 
-@pytest.mark.parametrize("length", [0.003, 0.7, 1, 4.2, 19, 350, 98_765])
-def test_the_axis_has_a_few_round_numbers(length):
-    ticks = profiles._ticks(length)
-    assert 3 <= len(ticks) <= 6 and ticks[0] == 0 and length / 2 < ticks[-1] <= length
-    assert f"{ticks[1]:.6e}"[:8] in ("1.000000", "2.000000", "5.000000")
-
-
 def test_shares_are_bars_by_length_in_the_colour_of_their_kind():
     drawing = draw_shares(RUN, 1)
     bars = re.findall(r'width="(\S+)" height="9" fill="(\S+)"[^>]* data-kind="(\w*)"', drawing.html)

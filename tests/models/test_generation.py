@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from meshes import on_one_device
 from tiny_gpt import CONFIG, tiny_state
 
-from meshbook.models import as_text, generate, stream
+from meshbook.models import MiniGPT, MiniGPTConfig, as_text, generate, kv_cache, stream
 from meshbook.models.generation import draw, least_likely, window_start
+from meshbook.sharding import Sharding, make_mesh
 
 KEY, LENGTH, W = jax.random.key(3), 40, CONFIG.tokens
 PROMPTS = [[1, 2, 3], [4], [*range(30, 41)], [*range(100, 130)], [7] * 16]
@@ -201,3 +203,22 @@ def test_wishes_that_cannot_be_met(change, words):
 
 def test_no_length_is_no_text():
     assert generate(state(), PROMPTS, 0, KEY) == [[]] * 5
+
+
+@pytest.mark.parametrize("cut", [1, 3])
+def test_tokens_read_in_two_pieces_are_those_read_at_once(cut):
+    config = MiniGPTConfig(50, tokens=8, embed=16, hidden=32, heads=4, layers=2)
+    tokens_BT = np.arange(12).reshape(2, 6) % 50
+    first_B = jnp.zeros(2, jnp.int32)
+    with jax.set_mesh(make_mesh((1, 1))):
+        model = MiniGPT(config, Sharding.none(), rngs=nnx.Rngs(0))
+        empty = kv_cache.empty_cache(model, 2)
+        whole, cache = kv_cache.extend(model, tokens_BT, empty, 0, first_B)
+        one, half = kv_cache.extend(model, tokens_BT[:, :cut], empty, 0, first_B)
+        two, full = kv_cache.extend(model, tokens_BT[:, cut:], half, cut, first_B)
+        plain = model.hidden(tokens_BT)
+    np.testing.assert_allclose(np.concatenate([one, two], 1), whole, atol=1e-5)
+    np.testing.assert_allclose(whole, plain, atol=1e-5)
+    for ours, theirs in zip(*map(jax.tree.leaves, (full, cache))):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+        assert not np.asarray(ours)[:, :, 6:].any()  # columns that nothing stands in

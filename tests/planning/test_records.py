@@ -1,8 +1,11 @@
-"""Records of accelerators: drawn where there are some, and said where there is none."""
+"""Records: what they hold is drawn and said, and nothing where there is none."""
 import json
+import math
 
+import numpy as np
 import pytest
 
+from meshbook.data import tokens
 from meshbook.planning import records
 
 FLOORS = {"compute": 0.004, "memory": 0.009, "interconnect": 0}
@@ -64,3 +67,57 @@ def test_a_benchmark_is_read_as_each_machine_recorded_it_last(tmp_path):
     (tmp_path / "tpu.json").write_text("{}")
     assert records.benchmarked("learning", tmp_path) == {"A, 2 cores": [{"value": 10}]}
     assert records.benchmarked("loading", tmp_path) == {}
+
+
+LOOKS = [{"step": step, "validation": loss, "bits per byte": loss / 4, "perplexity": 2.0,
+          "samples": [f" text of {step}\n", "\0 other"], "seconds": 9.0 * step}
+         for step, loss in ((0, 10.0), (20, 5.0), (40, 4.0))]
+RUN = {"steps": 40, "config": {"vocabulary": 50_257}, "prompts": ["One", "Two"], "looks": LOOKS,
+       "losses": [[10, 7.5], [20, 5.5], [30, 4.5], [40, 4.25]]}
+
+
+@pytest.fixture
+def with_stories(tmp_path):
+    (tmp_path / "tinystories.json").write_text(json.dumps({"training": RUN}))
+    return tmp_path
+
+
+def test_without_a_record_of_tinystories_nothing_is_drawn_or_said(tmp_path, with_stories):
+    assert records.tinystories("stories", with_stories) is None
+    empty = tmp_path / "empty"
+    assert records.tinystories("training", empty) is records.draw_training(empty) is None
+    assert records.written_samples(folder=empty) == ""
+    assert records.accelerators(with_stories) == []
+
+
+def test_the_recorded_losses_are_drawn(with_stories, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(records, "curves", lambda *given, **more: drawn.append((given, more)))
+    records.draw_training(with_stories)
+    (((series, *_), more),) = drawn
+    assert series == {"training": ((10, 20, 30, 40), (7.5, 5.5, 4.5, 4.25)),
+                      "validation": ([0, 20, 40], [10.0, 5.0, 4.0])}
+    assert more["marks"] == [("guessing", math.log(50_257))]
+
+
+def test_the_picture_says_how_far_the_loss_fell(with_stories):
+    assert "from 10.00 to 4.00 nats" in records.draw_training(with_stories).alt
+
+
+def test_samples_are_those_of_the_looks_and_prompts_that_are_asked_for(with_stories):
+    told = records.written_samples((0, -1), 0, with_stories)
+    assert told.splitlines() == [
+        "After 0 steps, validation 10.00 nats per token (2.50 bits per byte):", "One text of 0",
+        "", "After 40 steps, validation 4.00 nats per token (1.00 bits per byte):",
+        "One text of 40"]
+    every = records.written_samples((0, 1, 2, 7, -1), 1, with_stories)  # 7: there is none
+    assert every.count("After") == 3 and "Two· other" in every
+
+
+def test_the_record_of_tinystories_in_the_repository_agrees_with_itself():
+    known = records.tinystories("stories")
+    lengths = np.repeat(np.arange(len(known["lengths"])), known["lengths"])
+    assert known["shares"] == tokens.row_shares(lengths, known["T"])
+    (steps,) = known["merges"].values()
+    assert len({"".join(parts) for parts, _ in steps}) == 1
+    assert (records.RESULTS / "tinystories.json").stat().st_size < 60_000

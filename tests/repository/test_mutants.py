@@ -15,7 +15,8 @@ from benchmarks.mutants import ROOT, Fault
 FAULTS = mutants.faults()
 MODULES = {
     "sharding", "data/augmentation", "data/images", "data/tokens", "models/generation",
-    "models/layers", "models/losses", "models/minigpt", "models/vit", "training/loop",
+    "models/kv_cache", "models/layers", "models/losses", "models/minigpt", "models/vit",
+    "training/loop",
     "training/optimizers", "training/state",
     "hlo/clock", "hlo/exchanges", "hlo/execution", "hlo/flops", "hlo/memory", "hlo/module",
     "hlo/replica_groups", "hlo/schedule", "hlo/wire", "profiling/traces",

@@ -1,0 +1,138 @@
+"""Where the book teaches what the package has: sections are read right, and every entry finds one."""
+
+import re
+from pathlib import Path
+
+import pytest
+import teaching
+from bs4 import BeautifulSoup
+from teaching import NAMED, SHOWN, TAUGHT, USED
+
+from meshbook.planning import costs, memory_model
+from meshbook.training import fit
+
+ROOT = Path(__file__).resolve().parents[2]
+SITE = ROOT / "_build" / "html" / "book"
+API = (ROOT / "book" / "api.md").read_text("utf8")
+KNOWN = {"a.tiled": costs.tiled, "a.step_peak": costs.step_peak, "b.fit": memory_model.fit,
+         "c.fit": fit, "a.gpt_parameters": costs.gpt_parameters}
+
+PAGE = """---
+kernel: none
+---
+# The page
+
+```{code-cell}
+from meshbook.planning import costs
+```
+
+## One section
+
+Read `costs.tiled(8, 8)`, and `fit`.
+
+```{code-cell} ipython3
+:tags: [hide-input]
+# # no heading
+costs.step_peak({})
+```
+
+## Another
+
+```{code-cell} ipython3
+size = costs.tiled(1, 1)
+```
+
+````{exercise}
+:class: dropdown
+What does `step_peak` say?
+
+```python
+costs.gpt_parameters(None)
+```
+````
+"""
+
+
+def where(text, known=KNOWN):
+    return {name: (place.how, place.section.title)
+            for name, place in teaching.places(known, {"page": text}).items()}
+
+
+def test_a_page_is_cut_at_its_headings():
+    found = teaching.sections("page", PAGE)
+    assert [(each.number, each.title) for each in found] == [
+        (0, "The page"), (1, "One section"), (2, "Another")]
+    assert [len(each.cells) for each in found] == [1, 1, 1]
+    assert found[1].cells == [("# # no heading\ncosts.step_peak({})\n", True)]
+    assert "What does `step_peak` say?" in found[2].prose
+
+
+def test_code_that_is_seen_counts_more_than_folded_code_and_words():
+    assert where(PAGE) == {"a.tiled": (USED, "Another"), "a.step_peak": (NAMED, "One section")}
+    named = PAGE.replace("size =", "size = costs.step_peak({}) +")
+    assert where(named)["a.step_peak"] == (TAUGHT, "Another")
+
+
+def test_a_definition_is_that_of_the_same_name_and_arguments():
+    cell = "\n## Defined\n\n```{code-cell}\n%s\n```\n"
+    source = "def fit(cells):\n    return 1"
+    assert where(PAGE + cell % source)["b.fit"] == (SHOWN, "Defined")
+    assert "c.fit" not in where(PAGE + cell % source)
+    assert not {"b.fit", "c.fit"} & where(PAGE + cell % "def fit(x):\n    pass").keys()
+    shown = "from helpers import show\nshow(costs.tiled)"
+    assert where(PAGE + cell % shown)["a.tiled"] == (SHOWN, "Defined")
+
+
+def test_of_two_sections_as_good_the_earlier_counts():
+    found = teaching.places(KNOWN, {"one": PAGE, "two": PAGE})
+    assert {place.section.page for place in found.values()} == {"one"}
+
+
+def test_what_only_the_package_uses_leads_to_its_user():
+    known = {"costs.vit_step_memory": costs.vit_step_memory, "costs.tiled": costs.tiled,
+             "costs.token_rows": costs.token_rows, "costs.step_peak": costs.step_peak,
+             "costs.block_activations": costs.block_activations}
+    text = "# A\n\n```{code-cell}\nfrom meshbook.planning.costs import vit_step_memory as m\nm(1)\n```\n"
+    found = teaching.with_helpers(known, teaching.places(known, {"page": text}))
+    assert {name: place.by for name, place in found.items()} == {
+        "costs.vit_step_memory": None, "costs.tiled": "costs.vit_step_memory",
+        "costs.block_activations": "costs.vit_step_memory",
+        "costs.token_rows": "costs.block_activations"}
+    assert found["costs.tiled"].words == "Used by vit_step_memory, which is used in"
+
+
+@pytest.fixture(scope="module")
+def places():
+    return teaching.book_places(ROOT, teaching.entries(API))
+
+
+def test_nearly_every_entry_leads_to_a_section_and_most_to_one_that_shows_it(places):
+    known = teaching.entries(API)
+    assert len(known) > 90
+    assert len(known) - len(places) <= 8, sorted(known.keys() - places.keys())
+    direct = [place for place in places.values() if place.by is None]
+    assert len(direct) > 0.55 * len(known)
+    assert sum(place.how >= TAUGHT for place in direct) > 25
+
+
+def test_the_entries_that_a_reader_looks_for_first_are_found(places):
+    found = {name.removeprefix("meshbook."): place.section for name, place in places.items()}
+    assert found["sharding.make_mesh"][:3] == ("02-device-mesh", 1, "The mesh")
+    assert found["sharding.Sharding"].page == "04-sharded-vision-transformer"
+    assert found["training.fit"].page == "03-vision-transformer"
+    assert found["saving.checkpoints.Checkpoints"].page == "checkpoints"
+
+
+@pytest.mark.skipif(not SITE.exists(), reason="no site in _build/html: make book")
+def test_every_entry_of_the_built_page_has_its_link_and_it_leads_to_that_section(places):
+    page = BeautifulSoup((SITE / "api.html").read_text("utf8"), "html.parser")
+    for name, place in places.items():
+        entry = page.find(id=name).find_parent("dl")
+        link = entry.select_one("dd > p.taught a")
+        target, _, anchor = link["href"].partition("#")
+        assert target == f"{place.section.page}.html"
+        there = BeautifulSoup((SITE / target).read_text("utf8"), "html.parser").find(id=anchor)
+        heading = there.find(re.compile("^h[1-6]$"))
+        plain = re.sub(r"[`*#\\]|\{\w+\}", "", place.section.title)
+        assert re.sub(r"\W+", "", heading.get_text()).startswith(re.sub(r"\W+", "", plain)[:12])
+    assert len(page.select("p.taught")) == len(places)
