@@ -17,7 +17,8 @@ from pybtex.database import parse_file
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = ("start-here.md", "[0-9][0-9]-*.md", "fused-loss.md", "checkpoints.md", "tpu-time.md",
-            "tensorboard.md", "calculator.md", "explorer.md", "errata.md", "memory-fit.md", "augmentation-parity.md", "troubleshooting.md")
+            "tensorboard.md", "calculator.md", "explorer.md", "errata.md", "memory-fit.md",
+            "augmentation-parity.md", "troubleshooting.md")
 HEADING = re.compile(r"^#+\s+(.*?)\s*$", re.MULTILINE)
 LABEL = re.compile(r"^\(([\w:-]+)\)=\s*\n+#+\s+(.*?)\s*$", re.MULTILINE)
 TITLE = re.compile(r"^# .*\n", re.MULTILINE)

@@ -49,7 +49,7 @@ def draw_collective(kind: str, numbers: Sequence[Sequence[Real]], name: str | No
 def _state(at, step, count, sent):
     """One step: its number, what is done in it, and a picture of what is held then.
 
-    sent: bytes that a device has sent until now.
+    sent: wire bytes of a device until now.
     """
     name = "Start" if at == 0 else f"Step {at} of {count}"
     arrived = {(each.target, each.to): each for each in step.sends}
@@ -66,7 +66,8 @@ def _state(at, step, count, sent):
     drawn = svg.root("".join(body), width, height, label, shown=190)
     return (f'<div class="collective-step" data-step="{at}">'
             '<div style="font-size:13px;line-height:1.3;min-height:2.6em">'
-            f'<b>{name}</b>: {sent} bytes sent<br>{escape(step.words)}</div>{drawn}</div>')
+            f'<b>{name.partition(" of")[0]}</b>: {sent} bytes sent<br>{escape(step.words)}</div>'
+            f"{drawn}</div>")
 
 
 def _told(step):

@@ -52,7 +52,7 @@ def _covered(spans, start, end):
 
 
 class Part(NamedTuple):
-    """One operand of a collective: its bytes; ms when it is ready, and when the links could take it."""
+    """One operand of a collective: its bytes; ms when it is ready, and when links could take it."""
 
     bytes: int
     ready: float

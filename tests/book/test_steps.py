@@ -68,7 +68,8 @@ def test_buttons_show_one_step_after_the_other_as_python_says(tab, kind):
         sent = 4 * sent_pieces(steps[:at + 1]).get(0, 0)
         start = f"Step {at} of {len(steps) - 1}" if at else "Start"
         assert told.inner_text() == f"{start}: {step.words}, {sent} bytes sent"
-        assert tab.get_by_text(f"{start}: {sent} bytes sent").is_visible()
+        short = start.partition(" of")[0]
+        assert tab.get_by_text(f"{short}: {sent} bytes sent").is_visible()
         if at < len(steps) - 1:
             following.click()
     assert following.is_disabled()
