@@ -42,7 +42,7 @@ from meshbook.training import create_state, evaluate, fit, language_recipe
 WORD = " playground"
 SIZES = dict(tokens=256, embed=128, hidden=512, heads=4, layers=4, dropout=0.1)
 BATCH, CHUNK, PEAK, SEED = 4, 512, 2e-3, 0
-STEPS, EVERY = 4_500, 300  # steps of the whole run, and of a part
+STEPS, EVERY = 2_800, 200  # steps of the whole run, and of a part
 HELD = 200  # stories that validate
 PROMPTS = ("Once upon a time", "Lily and Ben were", "One day, a little dog")
 WRITE = dict(length=120, temperature=0.7, top_p=0.9)

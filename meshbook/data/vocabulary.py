@@ -145,7 +145,7 @@ def merges(encoding: tiktoken.Encoding, piece: str):
         could = [number_of(encoding, a + b) for a, b in zip(parts, parts[1:])]
         made = min((number for number in could if number is not None), default=None)
         if made is not None:
-            parts = joined(parts, encoding.decode_single_token_bytes(made))
+            parts = put_together(parts, encoding.decode_single_token_bytes(made))
     if encoding.decode_tokens_bytes(encoding.encode_ordinary(piece)) != parts:
         raise ValueError(f"expected one piece of text, such as ' word'; found {piece!r}, which is "
                          f"split before any bytes are joined")
@@ -160,7 +160,7 @@ def number_of(encoding: tiktoken.Encoding, part: bytes):
         return None
 
 
-def joined(parts: list[bytes], token: bytes):
+def put_together(parts: list[bytes], token: bytes):
     """The parts, with any two neighbours that make this token put together."""
     out = []
     for part in parts:

@@ -54,10 +54,8 @@ def draw_lives(lives: Mapping[str, Life], damaged: Sequence[int] = ()):
             known[step] = y + 18
             body.append(folder(at(step), y + 18, step in damaged and row == owner(lives, step)))
         if life.ended:
-            mark = svg.KINDS[1] if life.lost else "currentColor"
             x = at(life.steps[-1]) + 12
-            body.append(svg.element("g", svg.text(x, y + 4, life.ended, 10.5, "start",
-                                                  font_weight="600"), fill=mark, color=mark))
+            body.append(svg.text(x, y + 4, life.ended, 10.5, "start", font_weight="600"))
         came = "" if life.came_from is None else f"resumes from {life.came_from}, "
         told.append(f"{name}: {came}steps {life.steps[0]} to {life.steps[-1]}, saves "
                     f"{', '.join(map(str, life.saved)) or 'none'} {life.ended}".strip())

@@ -13,8 +13,9 @@ def draw_merges(steps: Sequence[tuple[Sequence[bytes], int | None]],
     """Draw the merges of one piece of text downwards: a row for each, its new tokens filled.
 
     steps: as `vocabulary.merges` returns them; numbers: those of the tokens of the last row, which
-    stand below it; title: words above. A letter stays in its column, so a merge is a wall that goes.
-    Raises ValueError where a row has other bytes than the first, or the numbers are too few or many.
+    stand below it; title: words above. A letter stays in its column, so a merge is a wall that
+    goes. Raises ValueError where a row has other bytes than the first, or where there are not as
+    many numbers as tokens.
     """
     whole = b"".join(steps[0][0])
     wide = min(26.0, 286.0 / len(whole))

@@ -59,7 +59,7 @@ def draw_training(folder: Path | str = RESULTS):
 
 def written_samples(looks: Sequence[int] = (0, 1, -1), prompt: int = 0,
                     folder: Path | str = RESULTS):
-    """What the recorded model wrote after one prompt at some of its looks, as lines; "" without one.
+    """What the recorded model wrote after a prompt at some of its looks, as lines; "" without one.
 
     looks: which of the recorded ones, 0 for that before training; prompt: its number.
     """
