@@ -30,7 +30,7 @@ def draw_lives(lives: Mapping[str, Life], damaged: Sequence[int] = ()):
     that resumes from what none before it has saved.
     """
     last = max(step for life in lives.values() for step in life.steps)
-    label, pitch, high = 76.0, min(28.0, 300.0 / (last + 1)), 58.0
+    label, pitch, high = 66.0, min(28.0, 250.0 / (last + 1)), 58.0
     at = lambda step: label + pitch * (step - 0.5)
     body, known, told = [], {}, []
     for step in range(1, last + 1):
@@ -60,7 +60,7 @@ def draw_lives(lives: Mapping[str, Life], damaged: Sequence[int] = ()):
         told.append(f"{name}: {came}steps {life.steps[0]} to {life.steps[-1]}, saves "
                     f"{', '.join(map(str, life.saved)) or 'none'} {life.ended}".strip())
     alt = "; ".join(told) + "".join(f"; checkpoint {step} is damaged" for step in damaged)
-    width = label + pitch * last + 66
+    width = label + pitch * last + 58
     return svg.picture("".join(body), width, 14 + high * len(lives), alt, shown=1.35 * width)
 
 
