@@ -61,7 +61,7 @@ def add_calculator(app, pagename, templatename, context, doctree):
         devices = {name: dataclasses.asdict(each) for name, each in DEVICES.items()}
         for name, value in ("Devices", devices), ("Parts", WORDS):
             app.add_js_file(None, body=f"const meshbook{name} = {json.dumps(value)};")
-        for script in ("calculator.js", "calculator-form.js"):
+        for script in ("form-elements.js", "calculator.js", "calculator-form.js"):
             app.add_js_file(script, loading_method="defer")
 
 
@@ -76,7 +76,7 @@ def add_explorer(app, pagename, templatename, context, doctree):
     if PurePosixPath(pagename).name == "explorer":
         colours = json.dumps([[each, svg.ink(each)] for each in svg.DEVICES])
         app.add_js_file(None, body=f"const meshbookColours = {colours};")
-        for script in ("calculator.js", "explorer.js", "explorer-form.js"):
+        for script in ("form-elements.js", "calculator.js", "explorer.js", "explorer-form.js"):
             app.add_js_file(script, loading_method="defer")
 
 

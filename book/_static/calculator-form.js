@@ -3,13 +3,8 @@
 
 (() => {
   const PARTS = meshbookParts; // {kind of memory: [words, colour]}, from the bottom upwards
-  const PRESETS = {data_parallel: "data parallel", tensor_parallel: "tensor parallel",
-                fully_sharded: "fully sharded"};
+  const {SIZES, PRESETS, element, drawn, commas} = meshbookForm;
   const ACTIVATIONS = {kept: "all kept", checkpointed: "checkpointed"};
-  const SIZES = {
-    ViT: {image: 32, patch: 4, classes: 10, embed: 384, hidden: 1536, heads: 8, layers: 6},
-    MiniGPT: {vocabulary: 50257, tokens: 256, embed: 256, hidden: 256, heads: 8, layers: 4},
-  };
   const LABELS = {
     image: "Image side, pixels", patch: "Patch side, pixels", classes: "Classes C",
     vocabulary: "Vocabulary", tokens: "Tokens T", embed: "Embed D", hidden: "Hidden F",
@@ -20,14 +15,6 @@
   const START = {model: "ViT", device: "TPU v5e", preset: "tensor_parallel", rows: 4, across: 2,
                  batch: 8192, activations: "kept"};
 
-  const element = (tag, properties = {}, ...children) => {
-    const made = document.createElement(tag);
-    for (const [name, value] of Object.entries(properties))
-      name in made ? made[name] = value : made.setAttribute(name, value);
-    made.append(...children);
-    return made;
-  };
-  const commas = number => Math.round(number).toLocaleString("en-US");
   const digits = number => number >= 100 ? commas(number) : Number(number.toPrecision(3)).toString();
   const scaled = (number, units, step) => {
     let at = 0;
@@ -46,12 +33,6 @@
   const number = (name, value) =>
     element("input", {name, value, type: "number", min: 1, step: 1, inputMode: "numeric"});
 
-  const drawn = (tag, attributes, words) => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    if (words) made.textContent = words;
-    return made;
-  };
   const sum = numbers => numbers.reduce((all, each) => all + each, 0);
   const whole = ({held}) => sum(Object.values(held));
   const place = ({phase, block}) => block === null ? `in the ${phase}`

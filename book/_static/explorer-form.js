@@ -2,32 +2,11 @@
 "use strict";
 
 (() => {
-  const MODELS = {
-    ViT: {image: 32, patch: 4, classes: 10, embed: 384, hidden: 1536, heads: 8, layers: 6},
-    MiniGPT: {vocabulary: 50257, tokens: 256, embed: 256, hidden: 256, heads: 8, layers: 4},
-  };
-  const PRESETS = {data_parallel: "data parallel", tensor_parallel: "tensor parallel",
-                   fully_sharded: "fully sharded"};
+  const {SIZES: MODELS, PRESETS, element, drawn, commas} = meshbookForm;
   const POWERS = [1, 2, 4, 8, 16, 32, 64], MOST = 64;
   const START = {model: "ViT", preset: "tensor_parallel", rows: 4, across: 2, batch: 1024};
   const LABELS = {model: "Model", preset: "Sharding", rows: "Mesh: batch", across: "Mesh: model",
                   batch: "Batch, all devices"};
-  const SVG = "http://www.w3.org/2000/svg";
-
-  const element = (tag, properties = {}, ...children) => {
-    const made = document.createElement(tag);
-    for (const [name, value] of Object.entries(properties))
-      name in made ? made[name] = value : made.setAttribute(name, value);
-    made.append(...children);
-    return made;
-  };
-  const drawn = (tag, attributes, ...children) => {
-    const made = document.createElementNS(SVG, tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    made.append(...children);
-    return made;
-  };
-  const commas = number => Math.round(number).toLocaleString("en-US");
   const sized = bytes => {
     let [number, at] = [bytes, 0];
     const units = ["B", "kB", "MB", "GB", "TB"];

@@ -40,7 +40,8 @@ def page(tab, tmp_path):
     colours = [[each, svg.ink(each)] for each in svg.DEVICES]
     scripts = [f"const meshbookColours = {json.dumps(colours)};"]
     scripts += [(STATIC / name).read_text("utf8")
-                for name in ("calculator.js", "explorer.js", "explorer-form.js")]
+                for name in ("form-elements.js", "calculator.js", "explorer.js",
+                             "explorer-form.js")]
     style = (STATIC / "meshbook.css").read_text("utf8")
     path, wrong = tmp_path / "explorer.html", []
     path.write_text(f"<!doctype html><meta charset=utf-8><style>{style}</style>"
