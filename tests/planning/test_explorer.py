@@ -80,3 +80,17 @@ def test_a_tensor_is_written_as_in_the_book():
     assert "mlp/w_in[D_batch, F_model]" in found and "query[B_batch, T, H_model, K]" in found
     each = found["attention/w_qkv[D_batch, S, H_model, K]"]
     assert each.held == (96, 3, 4, 48) and each.bytes == 4 * math.prod(each.held)
+
+
+@pytest.mark.parametrize("config, embedding, head", [
+    (ViTConfig(), {"w_patch_XD", "b_patch_D", "class_D", "position_TD"},
+     {"norm/scale_D", "norm/bias_D", "w_head_DC", "b_head_C"}),
+    (MiniGPTConfig(250), {"token_VD", "position_TD"}, {"w_head_DV", "b_head_V"})])
+def test_each_parameter_is_in_the_layer_that_uses_it(config, embedding, head):
+    found = [each for each in tensors(config, "tensor_parallel", sizes((4, 2)), 8)
+             if each.is_parameter]
+    outside = {layer: {each.name for each in found if each.layer == layer}
+               for layer in ("embedding", "head")}
+    assert outside == {"embedding": embedding, "head": head}
+    rest = {each.name.partition("/")[0] for each in found if each.layer == "block"}
+    assert rest == {"norm1", "attention", "norm2", "mlp"}

@@ -47,6 +47,7 @@ def test_one_operation_has_its_own_flops_and_bytes():
         if each.name in entry.instructions:
             assert each.bytes == memory.moved(parsed, entry, entry[each.name])
         assert each.at_peak == pytest.approx(1e3 * each.flops / V5E.flops)
+        assert each.ms >= 0.999 * each.at_peak
         assert each.intensity == pytest.approx(each.flops / each.bytes if each.bytes else 0)
         assert each.bound == ("compute" if each.intensity > V5E.flops / V5E.bandwidth
                               else "memory")
