@@ -16,6 +16,7 @@ sys.path.append(str(ROOT))  # also for the page about the API, which imports the
 
 from meshbook.drawing import svg
 from meshbook.drawing.memory_timelines import WORDS
+from meshbook.drawing.torus import AXES
 from meshbook.planning.devices import DEVICES
 
 
@@ -72,10 +73,12 @@ def add_steps(app, pagename, templatename, context, doctree):
 
 
 def add_explorer(app, pagename, templatename, context, doctree):
-    """Give the explorer's page its scripts, and the devices' colours with those of their text."""
+    """Give the explorer's page its scripts, the devices' colours and text, and the mesh axes'."""
     if PurePosixPath(pagename).name == "explorer":
         colours = json.dumps([[each, svg.ink(each)] for each in svg.DEVICES])
         app.add_js_file(None, body=f"const meshbookColours = {colours};")
+        axes = json.dumps(dict(zip(("batch", "model"), AXES, strict=True)))
+        app.add_js_file(None, body=f"const meshbookAxes = {axes};")
         for script in ("form-elements.js", "calculator.js", "explorer.js", "explorer-form.js"):
             app.add_js_file(script, loading_method="defer")
 
@@ -119,6 +122,11 @@ def _taught(app, docname, place):
     return nodes.paragraph("", f"{place.words} ", link, classes=["taught"])
 
 
+def skip_field_numbers(app, what, name, value, skip, options):
+    """Leave out the fields of NamedTuples, about which Python says only their numbers."""
+    return True if (value.__doc__ or "").startswith("Alias for field number") else None
+
+
 def name_site(app, config):
     """Tell what describes a page to other sites where the site is; it is written once."""
     config.ogp_site_url = config.html_baseurl
@@ -154,6 +162,8 @@ def setup(app):
         app.connect("html-page-context", change)
     app.add_directive("pages-of-the-book", PagesTable)
     app.connect("doctree-resolved", link_entries)
+    app.setup_extension("sphinx.ext.autodoc")
+    app.connect("autodoc-skip-member", skip_field_numbers)
     app.connect("build-finished", write_front)
     app.connect("build-finished", fill_status)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

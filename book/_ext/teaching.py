@@ -15,7 +15,8 @@ from run_chapter import OPTIONS
 FENCE = re.compile(r"^(`{3,}|:{3,})(.*)$")
 HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*$")
 FOLDED = re.compile(r":tags:.*?(?:hide|remove)-(?:input|cell)")
-MODULE = re.compile(r"^\.\. automodule:: ([\w.]+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+MODULE = re.compile(r"^\.\. automodule:: ([\w.]+)\n((?: .*\n|\n)*)", re.MULTILINE)
+MEMBERS = re.compile(r"^ +:members:(.*(?:\n {4,}\w.*)*)", re.MULTILINE)
 SPAN = re.compile(r"(?<![`}])`([A-Za-z_][\w.]*)(?:\(.*?\))?`(?!`)")
 NOT_TEACHING = {"api", "glossary", "bibliography", "about", "status"}
 SHOWN, TAUGHT, USED, NAMED = 4, 3, 2, 1  # how well a section shows a name
@@ -85,7 +86,8 @@ def entries(text):
     found = {}
     for name, options in MODULE.findall(text):
         module = importlib.import_module(name)
-        members = getattr(module, "__all__", None) or vars(module)
+        listed = re.findall(r"\w+", "".join(MEMBERS.findall(options)))
+        members = listed or getattr(module, "__all__", None) or vars(module)
         for member in members:
             value = getattr(module, member)
             own = getattr(value, "__module__", None) == name or "imported-members" in options

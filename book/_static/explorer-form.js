@@ -106,6 +106,36 @@
   };
 
   const NAMES = {embedding: "Embedding", head: "Head and loss", optimizer: "Optimizer"};
+  // A bar for each collective of each layer, all blocks together, in the colour of its mesh axis.
+  const barsOf = ({exchanges}, {sizes}) => {
+    const totals = {}, body = [], told = [];
+    for (const {layer, kind, axis, bytes} of exchanges) {
+      const [name, times] = layer === "block"
+        ? [`All ${sizes.layers} blocks`, sizes.layers] : [NAMES[layer], 1];
+      const row = totals[name] ??= {};
+      row[`${kind} along ${axis}`] = (row[`${kind} along ${axis}`] ?? 0) + times * bytes;
+    }
+    const most = Math.max(...Object.values(totals).flatMap(Object.values));
+    let y = 0;
+    for (const [name, row] of Object.entries(totals)) {
+      body.push(drawn("text", {x: 0, y: y + 12, "font-size": 13, "font-weight": 600,
+                               fill: "currentColor"}, name));
+      for (const [what, bytes] of Object.entries(row)) {
+        const wide = Math.max(1, 180 * bytes / most), words = `${sized(bytes)}, ${what}`;
+        body.push(square(0, y + 18, wide, 13, meshbookAxes[what.split(" ").at(-1)],
+                         {"data-layer": name, "data-what": what, "data-bytes": bytes}),
+                  drawn("text", {x: wide + 6, y: y + 29, "font-size": 12, fill: "currentColor"},
+                        words));
+        told.push(`${name}: ${words}`);
+        y += 17;
+      }
+      y += 20;
+    }
+    return told.length ? [element("figure", {className: "explorer-mesh"},
+      picture(400, y, told.join("; "), ...body),
+      element("figcaption", {}, "What each layer communicates in a step: "
+        + "bytes of results on each device"))] : [];
+  };
   const layerOf = (layer, found, choice) => {
     const own = ({layer: other}) => other === layer;
     const [tensors, moved] = [found.tensors.filter(own), found.exchanges.filter(own)];
@@ -143,7 +173,7 @@
   };
 
   const shown = (found, choice) => [
-    meshOf(choice),
+    meshOf(choice), ...barsOf(found, choice),
     ...["embedding", "block", "head", "optimizer"].flatMap(layer => layerOf(layer, found, choice)),
     element("section", {}, element("h3", {}, "The whole step"), found.traffic.length
       ? table("All layers together", ["collective", "result bytes per device",

@@ -236,7 +236,7 @@ def describe(array: jax.Array, name: str | None):
 def draw_sharding(array: Any, name: str | None = None):
     """Draw which device holds which tile of an array of any rank.
 
-    One colour is one device; a tile that several devices hold shows a chip for each of them. Axes
+    One colour is one device; a tile that several devices hold shows a dot for each of them. Axes
     that are not split are named with their size; three and more split axes are nested. With a name
     such as `w_DF` the axes are called by its letters. Raises TypeError for what has no shards.
     """
@@ -252,7 +252,8 @@ def titled(body: str, width: Real, height: Real, title: str, note: str, alt: str
     head = svg.text(0, 12, title, 12, "start", font_weight="600")
     moved = svg.element("g", body, transform="translate(0 22)")
     foot = svg.text(0, height + 38, note, 11, "start")
-    return svg.root(head + moved + foot, max(310.0, width), height + 44, alt), svg.checked_alt(alt)
+    wide = max(310.0, width, 5.6 * len(note))
+    return svg.root(head + moved + foot, wide, height + 44, alt), svg.checked_alt(alt)
 
 
 def draw_mesh(mesh: Mesh):

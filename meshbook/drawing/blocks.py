@@ -72,6 +72,25 @@ def draw_vocabulary(tokens: int, embed: int, vocabulary: int):
     return draw_lanes("A vocabulary on two devices.", rows)
 
 
+def draw_gradient_sums(examples: int, embed: int, waits: bool):
+    """Draw three gradients of one activation on two devices, and the all-reduces that add them up.
+
+    examples, embed: the sizes of the activation on one device. waits: whether each device adds up
+    its own three first, as with an activation that is `reduced`. Boxes and bars are those of
+    draw_block.
+    """
+    shape, names = f"({examples}, {embed})", ("first", "second", "third")
+    parts = [("partial", [f"{name} gradient"] * 2, shape) for name in names]
+    if waits:
+        rows = [*parts, ("partial", ["the sum of its three"] * 2, shape),
+                ("backward", "all-reduce once", "")]
+    else:
+        rows = [row for name, part in zip(names, parts, strict=True)
+                for row in (part, ("backward", f"all-reduce the {name}", ""))]
+    rows.append(("whole", ["the gradient of x"] * 2, shape))
+    return draw_lanes("Three gradients of x on two devices.", rows)
+
+
 def draw_lanes(title: str, rows: Sequence[tuple[str, Sequence[str] | str, str]]):
     """A column for each of two devices: rows of (kind, words of both or of a bar, shape)."""
     body = [lane_title(device) for device in range(2)]

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from meshbook.drawing import svg
-from meshbook.drawing.documents import visible
+from meshbook.drawing.documents import colour_of, visible
 
 
 def draw_cache(words: Sequence[str], filled: Mapping[str, Bool[Array | np.ndarray, "W"]],
@@ -72,3 +72,38 @@ def draw_choices(words: Sequence[str],
                                            for word, p in zip(words, p_V) if p))
     alt = "Chances of the next token. " + "; ".join(told)
     return svg.picture("".join(body), 404, 28 + 19 * len(words), alt, shown=560)
+
+
+def draw_intervals(words: Sequence[str],
+                   chances: Mapping[str, Float[Array | np.ndarray, "V"] | Sequence[Real]],
+                   number: Real):
+    """Draw the chances of tokens laid end to end from 0 to 1, a strip for each way of choosing.
+
+    words: of the tokens, in the order in which they are laid; chances {way: their chances, which
+    sum to 1}; number: a uniform one from 0 to 1, whose dashed line falls into the token that is
+    chosen. Raises ValueError where chances do not sum to 1.
+    """
+    told, wide, high = [], 396.0, 40.0
+    x, end = 2 + wide * float(number), 18.0 + high * len(chances)
+    body = [svg.line(x, 22, x, end - 2, 1.6, stroke_dasharray="4 3"),
+            svg.text(2, end + 10, "0", 10.5, "start"), svg.text(wide, end + 10, "1", 10.5, "end"),
+            svg.text(x, end + 10, f"{number:.2f}", 10.5, font_weight="600")]
+    for row, (way, p_V) in enumerate(chances.items()):
+        edges = np.concatenate([[0.0], np.cumsum(np.asarray(p_V, float))])
+        if len(p_V) != len(words) or abs(edges[-1] - 1) > 1e-6:
+            raise ValueError(f"{way}: expected {len(words)} chances with the sum 1; found "
+                             f"{len(p_V)} with the sum {edges[-1]:.6f}")
+        chosen, y = int(np.searchsorted(edges[1:-1], number, "right")), 14.0 + high * row
+        body.append(svg.text(2, y + 10, f"{way}: {visible(words[chosen])}", 11, "start",
+                             font_weight="600"))
+        for place, (start, stop) in enumerate(zip(edges, edges[1:])):
+            colour, word, left = colour_of(place), visible(words[place]), 2 + wide * start
+            across = wide * (stop - start)
+            if across:
+                outline = {"stroke": "currentColor", "stroke_width": 2} if place == chosen else {}
+                body.append(svg.rectangle(left, y + 15, across, 19, fill=colour, **outline))
+            if across > svg.text_width(word, 10.5):
+                body.append(svg.text(left + across / 2, y + 28, word, 10.5, fill=svg.ink(colour)))
+        told.append(f"{way}: {words[chosen]!r}")
+    alt = f"Where the number {number:.2f} falls. " + "; ".join(told)
+    return svg.picture("".join(body), wide + 4, end + 14, alt, shown=560)

@@ -109,7 +109,9 @@ def draw_order(strips: Mapping[str, Strip], batch_size: int, names: Sequence[str
     owner has no name.
     """
     longest = max(len(strip.examples) for strip in strips.values())
-    pitch = min(20.0, (WIDE - 8 * (longest // batch_size)) / longest)
+    most = max(len(str(each)) for strip in strips.values() for each in strip.examples)
+    pitch = min(max(20.0, svg.text_width("0" * most, 10.5) + 4),
+                (WIDE - 8 * (longest // batch_size)) / longest)
     colours = {name: svg.SERIES[i % len(svg.SERIES)] for i, name in enumerate(names)}
     body, y = svg.key(colours, WIDE)
     told = []

@@ -21,12 +21,12 @@ from meshbook.hlo import module
 from meshbook.hlo.opcodes import COLLECTIVE
 from meshbook.hlo.replica_groups import replica_groups
 
-KINDS = {"product": svg.SERIES[0], "other computing": svg.SERIES[4], "layout": svg.SERIES[2],
-         "collective": svg.SERIES[1]}
-PRODUCTS = {"dot_general", "dot", "conv_general_dilated", "convolution"}
+KINDS = {"matmul": svg.KINDS[0], "other computing": svg.SERIES[4],
+         "shape or sharding": svg.KINDS[2], "collective": svg.KINDS[1]}
+MATMULS = {"dot_general", "dot", "conv_general_dilated", "convolution"}
 MOVES = {each.replace("-", "_") for each in COLLECTIVE} | {
     "psum", "psum_invariant", "pmax", "pmin", "ppermute", "all_gather_invariant"}
-LAYOUTS = {"sharding_constraint", "reshard", "reshape", "transpose", "broadcast_in_dim",
+RESHAPING = {"sharding_constraint", "reshard", "reshape", "transpose", "broadcast_in_dim",
            "broadcast", "copy", "squeeze", "expand_dims", "pvary", "pcast"}
 WIDE = 400.0
 NOTHING = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}
@@ -100,16 +100,17 @@ def _of_instruction(program, instruction):
     if called := instruction.called("calls", *["to_apply"] * (label == "call")):
         inside = [each.opcode for name in called
                   for each in program.computations[name].instructions.values()
-                  if each.opcode not in NOTHING and _kind(each.opcode) != "layout"]
-        products = [opcode for opcode in inside if opcode in PRODUCTS]
-        label = products[0] if products else f"{label} of {len(inside)}"
+                  if each.opcode not in NOTHING and _kind(each.opcode) != "shape or sharding"]
+        matmuls = [opcode for opcode in inside if opcode in MATMULS]
+        label = matmuls[0] if matmuls else f"{label} of {len(inside)}"
     return Operation(instruction.name, label, _kind(label), shape.dims, instruction.op_name)
 
 
 def _kind(label):
     """The key of KINDS for an operation's label in any of the three languages."""
     label = label.replace("-", "_")
-    for kind, labels in (("product", PRODUCTS), ("collective", MOVES), ("layout", LAYOUTS)):
+    for kind, labels in (("matmul", MATMULS), ("collective", MOVES),
+                         ("shape or sharding", RESHAPING)):
         if label in labels:
             return kind
     return "other computing"
@@ -148,16 +149,16 @@ def _without_tools(line):
 
 
 def draw_stages(jaxpr: ClosedJaxpr, lowered: Lowered, compiled: Compiled, mesh: Mesh):
-    """Draw a function's way down: the operations of each stage as boxes, and the devices.
+    """Draw what becomes of a function: the operations of each stage as boxes, and the devices.
 
     jaxpr, lowered, compiled: the three stages of one function; mesh: the devices that run it. A box
-    is an operation in the colour of its kind; devices that meet in a collective are joined.
+    is an operation in the colour of its kind; devices of one group of the collective are joined.
     """
-    rows = (("jaxpr", "what JAX saw", "whole arrays", jaxpr),
+    rows = (("jaxpr", "what JAX records", "whole arrays", jaxpr),
             ("StableHLO", "what the compiler is given", "whole arrays", lowered),
             ("optimised HLO", "what one device runs", "its pieces", compiled))
-    verbs = ("lower: write the same for any compiler",
-             "compile: cut for one device, let devices meet, fuse", "run")
+    verbs = ("lower: translate it for a compiler",
+             "compile: split arrays, insert collectives, fuse", "run")
     body, y = svg.key(KINDS, WIDE)
     said = []
     for (name, words, whose, stage), verb in zip(rows, verbs, strict=True):

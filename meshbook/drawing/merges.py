@@ -1,6 +1,6 @@
 """Byte pairs: how a word becomes tokens, one merge after the other."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from meshbook.drawing import svg
 from meshbook.drawing.documents import colour_of, visible
@@ -47,6 +47,28 @@ def draw_merges(steps: Sequence[tuple[Sequence[bytes], int | None]],
            f"merges: {'; '.join(said) or 'none'}; it ends as {count}: "
            f"{', '.join(map(str, numbers))}")
     return svg.picture("".join(body), end + 96, under + 6, alt, shown=1.15 * (end + 96))
+
+
+def draw_splits(stages: Mapping[str, Sequence[bytes]]):
+    """Draw how one text is split at several stages of a vocabulary, a row for each stage.
+
+    stages: {title: parts}; a byte stays in its column, so a longer part is a wider box. Raises
+    ValueError where a stage has other bytes than the first.
+    """
+    whole = b"".join(next(iter(stages.values())))
+    wide, body, told = min(16.0, 400.0 / len(whole)), [], []
+    for row, (title, parts) in enumerate(stages.items()):
+        if b"".join(parts) != whole:
+            raise ValueError(f"{title} has the bytes {b''.join(parts)!r}; expected {whole!r}")
+        y, count = 2.0 + 42 * row, f"{len(parts)} tokens"
+        body.append(svg.text(0, y + 10, title, 11, "start", font_weight="600"))
+        body.append(svg.text(wide * len(whole), y + 10, count, 11, "end"))
+        for i, (part, (start, stop)) in enumerate(zip(parts, spans(parts))):
+            body.append(box(wide * start, y + 15, wide * (stop - start), part, colour_of(i)))
+        told.append(f"{title}: {count}, {' '.join(map(words_of, parts))}")
+    width = wide * len(whole)
+    return svg.picture("".join(body), width, 42 * len(stages) + 2, ". ".join(told),
+                       shown=1.4 * width)
 
 
 def spans(parts: Sequence[bytes]):

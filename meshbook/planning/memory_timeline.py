@@ -18,7 +18,7 @@ class Moment(NamedTuple):
     """One moment of a step: its phase, its block from 1 where it is in one, and bytes by KINDS.
 
     phase: "forward", "loss", "backward" or "update". Block 0 is the embedding. In the forward pass
-    and in the update this is what is held at the end of that part, in the backward pass what is
+    this is what is held at the end of that part, in the backward pass and in the update what is
     held when it begins, but for the embedding, where it is what is held at its end.
     """
 

@@ -28,8 +28,9 @@ DIRECT = build_opener(ProxyHandler({}))  # a proxy does not know this machine's 
 def complete_runs(folder: str | os.PathLike):
     """The names of the runs in a folder that have a profile, sorted.
 
-    A run is a folder NAME/plugins/profile/SESSION/*.xplane.pb, as `meshbook.profiling.traces.trace`
-    writes it. One that was never finished has no profile, or an empty one; it is not among them.
+    A run is a folder `NAME/plugins/profile/SESSION` with a file `*.xplane.pb` in it, as
+    `meshbook.profiling.traces.trace` writes it. One that was never finished has no profile, or an
+    empty one; it is not among them.
     """
     profiles = pathlib.Path(folder).glob("[!.]*/plugins/profile/*/*.xplane.pb")
     return sorted({path.parents[3].name for path in profiles if path.stat().st_size})

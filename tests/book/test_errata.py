@@ -49,7 +49,7 @@ def test_the_check_fails_before_and_holds_after(setup, section):
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda each: each.splitlines()[0])
 def test_hint_and_answer_are_folded(section):
-    assert section.count("<details><summary>Hint</summary>") == 1
+    assert re.search(r":tags: \[hide-input\]\n:mystnb: .*hint.*\n# Hint: \w", section)
     assert section.count("tags: [hide-cell]") == 1
     assert re.search(r"\{cite\}`\w+`", section)
 

@@ -9,6 +9,7 @@ import pytest
 from browsers import CHROMIUM
 
 from meshbook.drawing import svg
+from meshbook.drawing.torus import AXES
 from meshbook.models import MiniGPTConfig, ViTConfig
 from meshbook.planning.devices import DEVICES
 from meshbook.planning.estimates import PRESETS, estimate
@@ -38,7 +39,9 @@ def tab(browser):
 def page(tab, tmp_path):
     """A page with the explorer alone: (tab, its address, what went wrong)."""
     colours = [[each, svg.ink(each)] for each in svg.DEVICES]
-    scripts = [f"const meshbookColours = {json.dumps(colours)};"]
+    axes = dict(zip(("batch", "model"), AXES, strict=True))
+    scripts = [f"const meshbookColours = {json.dumps(colours)};",
+               f"const meshbookAxes = {json.dumps(axes)};"]
     scripts += [(STATIC / name).read_text("utf8")
                 for name in ("form-elements.js", "calculator.js", "explorer.js",
                              "explorer-form.js")]
@@ -151,6 +154,36 @@ def test_the_form_shows_every_tensor_its_pieces_and_all_that_is_communicated(
         wire = traffic.wire(axis, kind=kind)
         assert f"{kind} along {axis}\t{moved.bytes:,}\t{wire:,.0f}" in shown
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+@pytest.mark.parametrize("model, preset", [
+    ("ViT", "tensor_parallel"), ("MiniGPT", "fully_sharded"), ("ViT", "data_parallel")])
+def test_the_bars_are_all_that_a_step_communicates(page, model, preset):
+    tab, _ = page
+    tab.get_by_label("Model").first.select_option(model)
+    tab.get_by_label("Sharding").select_option(preset)
+    bars = tab.evaluate("""() => [...document.querySelectorAll("[data-what]")].map(each => [
+      each.dataset.layer, each.dataset.what, Number(each.dataset.bytes),
+      Number(each.getAttribute("width")), each.getAttribute("fill")])""")
+    config, mesh = MODELS[model], {"batch": 4, "model": 2}
+    exchanges = layer_exchanges(config, preset, mesh, 1024)
+    for (kind, (axis,)), moved in step_total(exchanges, config.layers).items():
+        assert sum(bar[2] for bar in bars if bar[1] == f"{kind} along {axis}") == moved.bytes
+    blocks = [each for each in exchanges if each.layer == "block"]
+    assert sum(bar[2] for bar in bars if bar[0] == f"All {config.layers} blocks") == sum(
+        config.layers * each.bytes for each in blocks)
+    most, colours = max(bar[2] for bar in bars), dict(zip(("batch", "model"), AXES))
+    for _, what, size, width, fill in bars:
+        assert width == pytest.approx(max(1, 180 * size / most))
+        assert fill == colours[what.rpartition(" ")[2]]
+
+
+def test_a_device_alone_has_no_bars(page):
+    tab, _ = page
+    tab.get_by_label("Mesh: batch").select_option("1")
+    tab.get_by_label("Mesh: model").select_option("1")
+    assert tab.locator("[data-what]").count() == 0
+    assert tab.locator(".explorer-tensor").count() > 0
 
 
 def test_a_piece_lies_where_the_spec_says(page):

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 import pytest
 from jax.sharding import AbstractMesh, NamedSharding
 
-from meshbook.drawing.blocks import draw_block
+from meshbook.drawing.blocks import draw_block, draw_gradient_sums
 from meshbook.models import ViTConfig
 from meshbook.planning import costs
 from meshbook.sharding import Sharding
@@ -57,3 +57,20 @@ def test_sizes_that_two_devices_cannot_share_are_refused(sizes, words):
 
 def test_it_is_told_in_words_too():
     assert "forward: all-reduce the output" in drawn().alt and "heads 4–7" in drawn().alt
+
+
+def kinds_of(picture):
+    """The rows of a drawing from top to bottom: the words of a bar, or of the first device's box."""
+    nodes = [node for node in ElementTree.fromstring(picture.html).iter()
+             if node.tag.endswith("text") and not node.text.startswith("(")]
+    rows = {float(node.get("y")): node.text for node in reversed(nodes)}
+    return [words for y, words in sorted(rows.items()) if y > 28]
+
+
+@pytest.mark.parametrize("waits, count", [(False, 3), (True, 1)])
+def test_gradients_that_wait_are_summed_once(waits, count):
+    rows = kinds_of(draw_gradient_sums(2, 16, waits))
+    assert sum("all-reduce" in words for words in rows) == count
+    assert sum(words.endswith("gradient") for words in rows) == 3
+    assert "all-reduce" in rows[-2] and rows[-1] == "the gradient of x"
+    assert ("all-reduce" in rows[1]) != waits

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from meshbook.drawing import svg
-from meshbook.drawing.generation import draw_cache, draw_choices
+from meshbook.drawing.generation import draw_cache, draw_choices, draw_intervals
 
 WORDS = ["By", " the", " sea", " lived"]
 
@@ -45,3 +45,30 @@ def test_bars_are_as_long_as_the_chances_and_absent_where_there_is_none():
 def test_another_number_of_chances_is_refused():
     with pytest.raises(ValueError, match="all has 1 chances; there are 2 tokens"):
         draw_choices(["a", "b"], {"all": [1.0]})
+
+
+@pytest.mark.parametrize("number", [0.0, 0.1, 0.49, 0.5, 0.51, 0.74, 0.76, 0.99])
+def test_the_token_into_whose_part_the_number_falls_is_outlined(number):
+    chances = {"all": [0.5, 0.25, 0.25], "some": [0.0, 0.75, 0.25]}
+    drawing = draw_intervals(["a", "b", "c"], chances, number)
+    for way, p_V in chances.items():
+        last = [i for i, p in enumerate(p_V) if p and sum(p_V[:i]) <= number][-1]
+        assert f"{way}: {'abc'[last]!r}" in drawing.alt
+    outlined = [node for node in nodes(drawing, "rect") if node.get("stroke") == "currentColor"]
+    (line,) = nodes(drawing, "line")
+    assert len(outlined) == 2
+    for box in outlined:
+        left = float(box.get("x"))
+        assert left <= float(line.get("x1")) + 0.01 <= left + float(box.get("width")) + 0.02
+
+
+def test_parts_are_as_wide_as_the_chances_and_fill_the_strip():
+    drawing = draw_intervals(["a", "b", "c"], {"all": [0.5, 0.3, 0.2]}, 0.6)
+    widths = [float(node.get("width")) for node in nodes(drawing, "rect")]
+    assert np.allclose(np.divide(widths, sum(widths)), [0.5, 0.3, 0.2], atol=1e-3)
+
+
+@pytest.mark.parametrize("p_V", [[0.5, 0.4], [1.0]])
+def test_chances_that_do_not_fill_the_strip_are_refused(p_V):
+    with pytest.raises(ValueError, match="all: expected 2 chances with the sum 1; found"):
+        draw_intervals(["a", "b"], {"all": p_V}, 0.5)

@@ -7,6 +7,7 @@ import pytest
 from meshbook.data import images
 from meshbook.data.augmentation import two_taps
 from meshbook.data.order import epoch_order
+from meshbook.drawing import svg
 from meshbook.drawing.loading import Pipeline, Strip, draw_order, draw_pipelines, draw_taps
 
 PIPELINES = {"slow": Pipeline(["read", "crop", "stack"], ["step"], crossing=4000, each=2),
@@ -62,6 +63,13 @@ def test_a_gap_stands_between_batches():
     left = [float(node.get("x")) for node in nodes(drawn, "data-owner")]
     steps = np.diff(left)
     assert steps[2] == steps[0] + 8 and len(set(np.delete(steps, 2))) == 1
+
+
+def test_cells_are_wider_than_their_numbers():
+    for last in (9, 99, 999):
+        drawn = draw_order({"a": Strip([0, last], [0, 0])}, 2, ["all"], "none")
+        wide = float(nodes(drawn, "data-owner")[0].get("width"))
+        assert wide >= svg.text_width(str(last), 10.5) and wide >= 18
 
 
 @pytest.mark.parametrize("owners", [[0, 0], [0, 0, 2]])

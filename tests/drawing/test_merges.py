@@ -5,7 +5,7 @@ import pytest
 
 from meshbook.data import grammar, vocabulary
 from meshbook.drawing.documents import visible
-from meshbook.drawing.merges import draw_merges
+from meshbook.drawing.merges import draw_merges, draw_splits
 
 LEARNED = vocabulary.learn(grammar.stories(0, 400), 512)
 
@@ -56,3 +56,26 @@ def test_rows_of_another_word_and_missing_numbers_are_refused():
         draw_merges([steps[0], ([b"other"], 300)], [300])
     with pytest.raises(ValueError):
         draw_merges(steps, [])
+
+
+def test_a_text_is_split_as_each_stage_says_and_no_byte_moves():
+    text = " the old mouse"
+    stages = {"bytes": [bytes([b]) for b in text.encode()],
+              "all": LEARNED.decode_tokens_bytes(LEARNED.encode_ordinary(text))}
+    drawing = draw_splits(stages)
+    boxes = [(float(box.get("x")) - 1, float(box.get("width")) + 2)
+             for box in elements(drawing, "rect")]
+    wide = boxes[0][1]
+    for parts in stages.values():
+        here, boxes = boxes[:len(parts)], boxes[len(parts):]
+        assert [round(width / wide) for _, width in here] == [len(part) for part in parts]
+        assert here[0][0] == 0 and here[-1][0] + here[-1][1] == pytest.approx(wide * len(text))
+    assert not boxes
+    words = [node.text for node in elements(drawing, "text")]
+    assert f"{len(text)} tokens" in words and f"{len(stages['all'])} tokens" in words
+    assert drawing.alt.endswith(" ".join(visible(part.decode()) for part in stages["all"]))
+
+
+def test_a_stage_of_another_text_is_refused():
+    with pytest.raises(ValueError, match="other has the bytes b'other'; expected b'one'"):
+        draw_splits({"one": [b"o", b"ne"], "other": [b"other"]})

@@ -43,16 +43,17 @@ def counts(stage):
     return {kind: kinds.count(kind) for kind in lowering.KINDS if kind in kinds}
 
 
-def test_the_products_stay_and_the_collective_comes_with_the_compiler(followed):
+def test_the_matmuls_stay_and_the_collective_comes_with_the_compiler(followed):
     jaxpr, lowered, compiled = map(counts, followed)
-    assert [each["product"] for each in (jaxpr, lowered, compiled)] == [2, 2, 2]
+    assert [each["matmul"] for each in (jaxpr, lowered, compiled)] == [2, 2, 2]
     assert "collective" not in jaxpr and "collective" not in lowered
-    assert compiled["collective"] == 1 and lowered["layout"] > jaxpr.get("layout", 0)
+    assert compiled["collective"] == 1 and lowered["shape or sharding"] > jaxpr.get(
+        "shape or sharding", 0)
 
 
 def test_sizes_are_whole_until_the_compiler_cuts_them(followed):
     jaxpr, lowered, compiled = ([each.dims for each in lowering.operations(stage)
-                                 if each.kind == "product"] for stage in followed)
+                                 if each.kind == "matmul"] for stage in followed)
     assert jaxpr == lowered == [(B, F), (B, D)]
     assert compiled == [(B // 4, F // 2), (B // 4, D)]
 

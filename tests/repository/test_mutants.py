@@ -14,12 +14,13 @@ from benchmarks.mutants import ROOT, Fault
 
 FAULTS = mutants.faults()
 MODULES = {
-    "sharding", "data/augmentation", "data/images", "data/tokens", "models/generation",
-    "models/kv_cache", "models/layers", "models/losses", "models/minigpt", "models/vit",
-    "training/loop",
-    "training/optimizers", "training/state",
-    "hlo/clock", "hlo/exchanges", "hlo/execution", "hlo/flops", "hlo/memory", "hlo/module",
-    "hlo/replica_groups", "hlo/schedule", "hlo/wire", "profiling/traces",
+    "sharding", "data/augmentation", "data/images", "data/tokens",
+    "models/fused_loss", "models/generation", "models/kv_cache", "models/layers", "models/losses",
+    "models/minigpt", "models/vit", "training/loop", "training/optimizers", "training/state",
+    "hlo/clock", "hlo/exchanges", "hlo/execution", "hlo/flops", "hlo/liveness", "hlo/memory",
+    "hlo/module", "hlo/replica_groups", "hlo/schedule", "hlo/wire",
+    "planning/explorer", "planning/memory_timeline",
+    "profiling/op_stats", "profiling/overlap", "profiling/traces",
     "saving/checkpoint_files", "saving/checkpoints", "saving/manifests",
 }
 
