@@ -122,9 +122,11 @@ def _taught(app, docname, place):
     return nodes.paragraph("", f"{place.words} ", link, classes=["taught"])
 
 
-def skip_field_numbers(app, what, name, value, skip, options):
-    """Leave out the fields of NamedTuples, about which Python says only their numbers."""
-    return True if (value.__doc__ or "").startswith("Alias for field number") else None
+def skip_what_is_not_ours(app, what, name, value, skip, options):
+    """Leave out fields whose text is that of Python ("Alias for field number") or of JAX, a dtype."""
+    text, module = value.__doc__ or "", getattr(value, "__module__", None) or ""
+    is_type = isinstance(value, type) and not module.startswith("meshbook")
+    return True if is_type or text.startswith("Alias for field number") else None
 
 
 def name_site(app, config):
@@ -163,7 +165,7 @@ def setup(app):
     app.add_directive("pages-of-the-book", PagesTable)
     app.connect("doctree-resolved", link_entries)
     app.setup_extension("sphinx.ext.autodoc")
-    app.connect("autodoc-skip-member", skip_field_numbers)
+    app.connect("autodoc-skip-member", skip_what_is_not_ours)
     app.connect("build-finished", write_front)
     app.connect("build-finished", fill_status)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
