@@ -123,7 +123,7 @@ def _taught(app, docname, place):
 
 
 def skip_what_is_not_ours(app, what, name, value, skip, options):
-    """Leave out fields whose text is that of Python ("Alias for field number") or of JAX, a dtype."""
+    """Leave out fields whose text is Python's ("Alias for field number") or JAX's, a dtype."""
     text, module = value.__doc__ or "", getattr(value, "__module__", None) or ""
     is_type = isinstance(value, type) and not module.startswith("meshbook")
     return True if is_type or text.startswith("Alias for field number") else None
