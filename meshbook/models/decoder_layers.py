@@ -1,0 +1,92 @@
+"""One layer of the decoder: norms, attention and MLP, each added to the residual stream.
+
+`make(letters, shape, initializer)` creates a parameter; the decoder gives one that stacks the
+parameters of all layers.
+
+Sources: Zhang and Sennrich 2019 (RMSNorm); Shazeer 2020 (SwiGLU).
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.nn import initializers as init
+from jaxtyping import Array, Float
+
+from meshbook.models.heads import (
+    Angles, GroupedQueryAttention, Hidden, LatentAttention, Sees, biases, product, uniform
+)
+from meshbook.models.layers import dropout, keys_for
+from meshbook.sharding import Sharding
+
+
+class RMSNorm(nnx.Module):
+    """x divided by its root mean square over D, in float32, times a scale, plus a shift if any."""
+
+    def __init__(self, config: Any, sharding: Sharding, make: Callable):
+        self.scale_D = make("D", (config.embed,), init.ones)
+        self.shift_D = biases(config, make)("D", (config.embed,))
+        self.sharding = sharding
+
+    def __call__(self, x_BTD: Float[Array, "... D"]):
+        x, gather = x_BTD.astype(jnp.float32), self.sharding.gather
+        y = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6)
+        y = y * gather("D", self.scale_D[...], x.dtype)
+        if self.shift_D is not None:
+            y = y + gather("D", self.shift_D[...], x.dtype)
+        return y.astype(x_BTD.dtype)
+
+
+class FeedForward(nnx.Module):
+    """D to F to D; between them GELU, or SwiGLU: silu of a gate, times the hidden units."""
+
+    def __init__(self, config: Any, sharding: Sharding, make: Callable):
+        D, F, S = config.embed, config.hidden, 2 if config.gated else 1
+        self.w_in_DSF = make("DSF", (D, S, F), uniform(D))
+        self.w_out_FD = make("FD", (F, D), uniform(F, config.narrow))
+        bias = biases(config, make)
+        self.b_in_SF, self.b_out_D = bias("SF", (S, F)), bias("D", (D,))
+        self.sharding = sharding
+
+    def __call__(self, x_BTD: Hidden):
+        s = self.sharding
+        h_BTSF = product(s, "BTD,DSF->BTSF", x_BTD, self.w_in_DSF, self.b_in_SF)
+        parts = [h_BTSF[:, :, part] for part in range(h_BTSF.shape[2])]
+        h_BTF = jax.nn.gelu(*parts) if len(parts) == 1 else jax.nn.silu(parts[0]) * parts[1]
+        return product(s, "BTF,FD->BTD", h_BTF, self.w_out_FD, self.b_out_D)
+
+
+class DecoderLayer(nnx.Module):
+    """Attention, then MLP, each of what was normalised, and added to what came in."""
+
+    def __init__(self, config: Any, sharding: Sharding, make: Callable, has_positions: bool):
+        self.norm1, self.norm2 = (RMSNorm(config, sharding, make) for _ in range(2))
+        if config.latent:
+            rotary = config.rotary if has_positions else 0
+            self.attention = LatentAttention(config, sharding, make, rotary)
+        else:
+            self.attention = GroupedQueryAttention(config, sharding, make)
+        self.mlp = FeedForward(config, sharding, make)
+        self.rate, self.has_positions = config.dropout, has_positions
+
+    def __call__(self, x_BTD: Hidden, angles_BTk: Angles, sees_BTs: Sees,
+                 key: jax.Array | None = None):
+        with jax.named_scope("attention"):
+            queries, kept = self.read(x_BTD, angles_BTk)
+            y_BTD = self.attention.look(queries, kept, sees_BTs)
+        return self.add(x_BTD, y_BTD, key)
+
+    def read(self, x_BTD: Hidden, angles_BTk: Angles):
+        """Queries of x, and what is kept of it: see heads."""
+        return self.attention.read(self.norm1(x_BTD), angles_BTk if self.has_positions else None)
+
+    def add(self, x_BTD: Hidden, y_BTD: Hidden, key: jax.Array | None = None):
+        """What follows the attention: its sum with x, and the MLP's."""
+        first, second = keys_for(key, 2)
+        x_BTD = x_BTD + dropout(y_BTD, self.rate, first)
+        with jax.named_scope("mlp"):
+            y_BTD = self.mlp(self.norm2(x_BTD))
+        return x_BTD + dropout(y_BTD, self.rate, second)

@@ -1,0 +1,106 @@
+"""The decoder once more, for one device, as plainly as can be: nothing of `models.decoder` is here.
+
+Layers are unrolled, positions are turned with complex numbers, keys and values are made for every
+head. Sizes are those of the parameters, nested dicts with the names that the model gives them.
+
+Sources: as in `meshbook.models.heads` and `meshbook.models.decoder`.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from meshbook.models.reference import dropped, folded
+
+LATENT = "w_latent_DSR"
+
+
+def decoder(
+    params: Mapping, tokens_BT: Int[Array | np.ndarray, "B T"], rate: int | float = 0.0,
+    key: jax.Array | None = None, segments: Int[Array | np.ndarray, "B T"] | None = None,
+    positions: Int[Array | np.ndarray, "B T"] | None = None,
+):
+    """The language model's logits (B, T, V), V padded; with a key, dropout at this rate."""
+    params, (B, T) = jax.tree.map(jnp.asarray, params), tokens_BT.shape
+    at_BT = jnp.broadcast_to(jnp.arange(T), (B, T)) if positions is None else positions
+    sees = jnp.tril(jnp.ones((T, T), bool))
+    if segments is not None:
+        sees = sees & (segments[:, :, None] == segments[:, None, :])
+    x_BTD = params["token_VD"][tokens_BT]
+    period = len(params["layers"])
+    count = len(params["layers"]["0"]["norm1"]["scale_D"])
+    for number, key in enumerate(folded(key, count * period)):
+        stacked = params["layers"][str(number % period)]
+        p, keys = jax.tree.map(lambda x: x[number // period], stacked), folded(key, 2)
+        has_positions = period == 1 or number % period < period - 1
+        look = latent if LATENT in p["attention"] else grouped
+        y_BTD = look(p["attention"], normalised(p["norm1"], x_BTD),
+                     at_BT if has_positions else None, sees)
+        x_BTD = x_BTD + dropped(y_BTD, rate, keys[0])
+        y_BTD = feed_forward(p["mlp"], normalised(p["norm2"], x_BTD))
+        x_BTD = x_BTD + dropped(y_BTD, rate, keys[1])
+    return normalised(params["norm"], x_BTD) @ params["token_VD"].T
+
+
+def normalised(p: Mapping, x_BTD: Float[Array, "... D"]):
+    """RMSNorm, with a shift where there is one."""
+    x_BTD = x_BTD / jnp.sqrt((x_BTD ** 2).mean(-1, keepdims=True) + 1e-6)
+    return x_BTD * p["scale_D"] + p.get("shift_D", 0)
+
+
+def turned(x: Float[Array, "B T ... K"], at_BT: Int[Array | np.ndarray, "B T"] | None):
+    """x with its pairs as complex numbers, times e^(i · position · rate)."""
+    if at_BT is None:
+        return x
+    half = x.shape[-1] // 2
+    rates = 10_000.0 ** (-jnp.arange(half) / half)
+    angle = at_BT.reshape(at_BT.shape + (1,) * (x.ndim - 2)) * rates
+    z = (x[..., :half] + 1j * x[..., half:]) * jnp.exp(1j * angle)
+    return jnp.concatenate([z.real, z.imag], -1)
+
+
+def grouped(p: Mapping, x_BTD: Float[Array, "B T D"], at_BT: Int[Array | np.ndarray, "B T"] | None,
+            sees: Array):
+    """Attention of heads in groups: head h uses the keys and values of group h // (H / G)."""
+    q = turned(jnp.einsum("btd,dhk->bthk", x_BTD, p["w_query_DHK"]) + p.get("b_query_HK", 0), at_BT)
+    kv = jnp.einsum("btd,dsgk->sbtgk", x_BTD, p["w_kept_DSGK"])
+    k, v = (each + bias for each, bias in zip(kv, p.get("b_kept_SGK", (0, 0))))
+    each = q.shape[2] // k.shape[2]
+    k, v = (jnp.repeat(x, each, axis=2) for x in (turned(k, at_BT), v))
+    return joined(p, jnp.einsum("bthk,bshk->bhts", q, k) / q.shape[-1] ** 0.5, sees, v)
+
+
+def latent(p: Mapping, x_BTD: Float[Array, "B T D"], at_BT: Int[Array | np.ndarray, "B T"] | None,
+           sees: Array):
+    """Attention whose keys and values are made from a latent of each token."""
+    c = jnp.einsum("btd,dsr->btsr", x_BTD, p[LATENT]) + p.get("b_latent_SR", 0)
+    q = jnp.einsum("btr,rhk->bthk", c[:, :, 1], p["w_query_RHK"]) + p.get("b_query_HK", 0)
+    kv = jnp.einsum("btr,rshk->sbthk", c[:, :, 0], p["w_kept_RSHK"])
+    k, v = (each + bias for each, bias in zip(kv, p.get("b_kept_SHK", (0, 0))))
+    if "w_turned_SRP" in p:
+        k_BTP = jnp.einsum("btsr,srp->btp", c, p["w_turned_SRP"]) + p.get("b_turned_P", 0)
+        q_BTHP = (jnp.einsum("btsr,srhp->bthp", c, p["w_turned_query_SRHP"])
+                  + p.get("b_turned_query_HP", 0))
+        shared = jnp.repeat(turned(k_BTP, at_BT)[:, :, None], q.shape[2], axis=2)
+        q, k = (jnp.concatenate(pair, -1) for pair in ((q, turned(q_BTHP, at_BT)), (k, shared)))
+    return joined(p, jnp.einsum("bthk,bshk->bhts", q, k) / q.shape[-1] ** 0.5, sees, v)
+
+
+def joined(p: Mapping, scores: Float[Array, "B H T s"], sees: Array, v: Float[Array, "B s H K"]):
+    """What the heads find, brought together: (B, T, D)."""
+    sees = sees[None, None] if sees.ndim == 2 else sees[:, None]
+    weights = jax.nn.softmax(jnp.where(sees, scores, -jnp.inf), -1)
+    y = jnp.einsum("bhts,bshk->bthk", weights, v)
+    return jnp.einsum("bthk,hkd->btd", y, p["w_out_HKD"]) + p.get("b_out_D", 0)
+
+
+def feed_forward(p: Mapping, x_BTD: Float[Array, "B T D"]):
+    """GELU, or SwiGLU where there are two matrices in front."""
+    h = jnp.einsum("btd,dsf->sbtf", x_BTD, p["w_in_DSF"])
+    h = [each + bias for each, bias in zip(h, p.get("b_in_SF", (0, 0)))]
+    h_BTF = jax.nn.gelu(h[0]) if len(h) == 1 else h[0] * jax.nn.sigmoid(h[0]) * h[1]
+    return h_BTF @ p["w_out_FD"] + p.get("b_out_D", 0)
