@@ -51,7 +51,7 @@ def draw_saving(stages: Sequence[tuple[str, bool, Sequence[int]]]):
         y = 22 + pitch * row
         fill = svg.KINDS[1] if waits else "none"
         body.append(svg.rectangle(1, y, 292, 26, fill=fill, stroke="currentColor", rx=3,
-                                  fill_opacity=0.85, data_waits=str(waits)))
+                                  data_waits=str(waits)))
         ink = svg.ink(fill) if waits else "currentColor"
         body.append(svg.text(10, y + 17, words, 11, "start", fill=ink))
         if row + 1 < len(stages):
@@ -62,7 +62,7 @@ def draw_saving(stages: Sequence[tuple[str, bool, Sequence[int]]]):
         kept = " and ".join(map(str, saved)) or "nothing"
         told.append(f"{words}{', while training waits' if waits else ''}: leaves {kept}")
     y = 22 + pitch * len(stages)
-    body += [svg.rectangle(1, y, 10, 10, fill=svg.KINDS[1], rx=2, fill_opacity=0.85),
+    body += [svg.rectangle(1, y, 10, 10, fill=svg.KINDS[1], rx=2),
              svg.text(16, y + 9, "training waits; everything else is in the background", 11,
                       "start")]
     alt = "The stages of a save, and the checkpoints that a crash after each leaves. "
@@ -112,7 +112,7 @@ def draw_differences(rows: Mapping[str, Sequence[Real]], first: int):
         y = 22.0 + 46 * row
         body.append(svg.text(1, y + 10, name, 11, "start", font_weight="600"))
         for i, value in enumerate(values):
-            shade = min(1.0, max(0.1, (math.log10(value) + 8) / 8)) if value else 0.0
+            shade = min(0.65, max(0.1, (math.log10(value) + 8) / 10)) if value else 0.0
             x = 1 + pitch * i
             body += [svg.rectangle(x, y + 16, pitch - 2, 20, fill=svg.KINDS[0], rx=2,
                                    fill_opacity=shade, stroke="currentColor", stroke_opacity=0.4),

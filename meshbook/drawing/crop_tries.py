@@ -57,4 +57,4 @@ def _rejected(x, y, wide, words, place):
                           stroke_width=1.5, rx=2, data_rejected=place)
             + svg.text(x + wide / 2, y + 16, words, 11)
             + svg.element("line", x1=x + 5, y1=middle, x2=x + wide - 5, y2=middle,
-                          stroke=colour, stroke_width=2))
+                          fill="none", stroke=colour, stroke_width=2))
