@@ -41,13 +41,14 @@ def launch_notebook(app, pagename, templatename, context, doctree):
         ]
 
 
-def drop_thebe(app, pagename, templatename, context, doctree):
-    """Leave out Thebe: the book does not use it, and it is declared twice."""
+def drop_unused(app, pagename, templatename, context, doctree):
+    """Leave out what no page uses: Thebe, which is declared twice, and sphinx-design."""
+    unused = lambda file: any(word in f"{getattr(file, 'filename', file)}".lower()
+                              for word in ("thebe", "design"))
     context["script_files"] = [
-        script for script in context.get("script_files", [])
-        if "thebe" not in f"{getattr(script, 'filename', script)}".lower()
-        and "THEBE" not in getattr(script, "attributes", {}).get("body", "")
-    ]
+        script for script in context.get("script_files", []) if not unused(script)
+        and "THEBE" not in getattr(script, "attributes", {}).get("body", "")]
+    context["css_files"] = [each for each in context.get("css_files", []) if not unused(each)]
 
 
 def mend_bibliography(app, pagename, templatename, context, doctree):
@@ -159,7 +160,7 @@ def setup(app):
     """Register with Sphinx, after the theme."""
     app.connect("config-inited", name_site, priority=100)
     app.connect("html-page-context", launch_notebook, priority=900)
-    app.connect("html-page-context", drop_thebe, priority=900)
+    app.connect("html-page-context", drop_unused, priority=900)
     for change in (mend_bibliography, add_calculator, add_steps, add_explorer):
         app.connect("html-page-context", change)
     app.add_directive("pages-of-the-book", PagesTable)
