@@ -214,7 +214,7 @@ class Decoder(nnx.Module):
         The new tokens stand in `column` and those after it; a row's text begins in its first_B, and
         a token sees the columns from there to its own.
         """
-        W = self.config.tokens
+        W, first_B = self.config.tokens, jax.reshard(first_B, self.sharding.activation("B"))
         at_T, columns_W = column + jnp.arange(tokens_BT.shape[1]), jnp.arange(W)
         turned = self.angles(jnp.clip(at_T - first_B[:, None], 0, W - 1))
         sees_BTW = columns_W <= at_T[:, None]
