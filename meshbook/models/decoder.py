@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from meshbook.models.decoder_layers import DecoderLayer, RMSNorm
-from meshbook.models.heads import FOUND, angles, product, uniform
+from meshbook.models.heads import FOUND, angles, multiplied, uniform
 from meshbook.models.layers import Sizes, keys_for, parameter
 from meshbook.models.minigpt import LANES, MASKED, look_up
 from meshbook.sharding import Sharding
@@ -43,7 +43,8 @@ class DecoderConfig(Sizes):
     latent from which keys and values are made, 0 for none; rotary P: of the part of queries and
     keys that has positions beside a latent; period: of so many layers the last has no positions,
     1 for none without; gated: SwiGLU, else GELU; bias: whether products have biases and norms
-    shifts; remat: what is kept of a layer for the backward pass, a key of POLICIES. dropout: share of numbers dropped in training; dtype: of activations and products;
+    shifts; remat: what is kept of a layer for the backward pass, a key of POLICIES. dropout: share
+    of numbers dropped in training; dtype: of activations and products;
     param_dtype: of parameters. Raises ValueError where sizes do not fit.
     """
 
@@ -240,7 +241,7 @@ class Decoder(nnx.Module):
         """Logits (B, T, V) of what the layers made, MASKED for no token."""
         c, s = self.config, self.sharding
         ids_V = jax.reshard(jnp.arange(c.padded), s.activation("V"))
-        logits_BTV = product(s, "BTD,VD->BTV", x_BTD, self.token_VD)
+        logits_BTV = multiplied(s, "BTD,VD->BTV", x_BTD, self.token_VD)
         return jnp.where(ids_V < c.vocabulary, logits_BTV, MASKED)
 
     def __call__(self, tokens_BT: Ids, key: jax.Array | None = None,

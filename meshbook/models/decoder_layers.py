@@ -17,7 +17,7 @@ from jax.nn import initializers as init
 from jaxtyping import Array, Float
 
 from meshbook.models.heads import (
-    Angles, GroupedQueryAttention, Hidden, LatentAttention, Sees, biases, product, uniform
+    Angles, GroupedQueryAttention, Hidden, LatentAttention, Sees, biases, multiplied, uniform
 )
 from meshbook.models.layers import dropout, keys_for
 from meshbook.sharding import Sharding
@@ -53,10 +53,10 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x_BTD: Hidden):
         s = self.sharding
-        h_BTSF = product(s, "BTD,DSF->BTSF", x_BTD, self.w_in_DSF, self.b_in_SF)
+        h_BTSF = multiplied(s, "BTD,DSF->BTSF", x_BTD, self.w_in_DSF, self.b_in_SF)
         parts = [h_BTSF[:, :, part] for part in range(h_BTSF.shape[2])]
         h_BTF = jax.nn.gelu(*parts) if len(parts) == 1 else jax.nn.silu(parts[0]) * parts[1]
-        return product(s, "BTF,FD->BTD", h_BTF, self.w_out_FD, self.b_out_D)
+        return multiplied(s, "BTF,FD->BTD", h_BTF, self.w_out_FD, self.b_out_D)
 
 
 class DecoderLayer(nnx.Module):

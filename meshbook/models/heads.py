@@ -78,7 +78,7 @@ def weights_of(scores: Float[Array, "..."], sees: Bool[Array, "..."], dtype: DTy
     return jax.nn.softmax(jnp.where(sees, scores, MASKED)).astype(dtype)
 
 
-def product(sharding: Sharding, equation: str, x: Float[Array, "..."], w: nnx.Param,
+def multiplied(sharding: Sharding, equation: str, x: Float[Array, "..."], w: nnx.Param,
             b: nnx.Param | None = None):
     """einsum of x and a parameter, in x's type, plus its bias: laid out as the result's letters."""
     inputs, letters, out = equation.replace("->", ",").split(",")
@@ -115,8 +115,8 @@ class GroupedQueryAttention(nnx.Module):
         """Queries (B, T, H, K), and what is kept: keys and values (B, T, G, K)."""
         s = self.sharding
         x_BTD = reduced(x_BTD, s.activations["H"], s.activations["G"])  # one gradient of both
-        q_BTHK = product(s, "BTD,DHK->BTHK", x_BTD, self.w_query_DHK, self.b_query_HK)
-        kv_BTSGK = product(s, "BTD,DSGK->BTSGK", x_BTD, self.w_kept_DSGK, self.b_kept_SGK)
+        q_BTHK = multiplied(s, "BTD,DHK->BTHK", x_BTD, self.w_query_DHK, self.b_query_HK)
+        kv_BTSGK = multiplied(s, "BTD,DSGK->BTSGK", x_BTD, self.w_kept_DSGK, self.b_kept_SGK)
         k_BTGK, v_BTGK = kv_BTSGK[:, :, 0], kv_BTSGK[:, :, 1]
         return rotate(q_BTHK, angles_BTk), (rotate(k_BTGK, angles_BTk), v_BTGK)
 
@@ -135,7 +135,7 @@ class GroupedQueryAttention(nnx.Module):
         y_BTGNK = jnp.einsum("BGNTs,BsGK->BTGNK", p_BGNTs, v_BsGK)
         y_BTHK = jax.lax.reshape(y_BTGNK, (B, T, H, K), out_sharding=s.activation("BTHK"))
         y_BTHK = checkpoint_name(y_BTHK, FOUND)
-        return product(s, "BTHK,HKD->BTD", y_BTHK, self.w_out_HKD, self.b_out_D)
+        return multiplied(s, "BTHK,HKD->BTD", y_BTHK, self.w_out_HKD, self.b_out_D)
 
 
 class LatentAttention(nnx.Module):
@@ -170,13 +170,13 @@ class LatentAttention(nnx.Module):
     def read(self, x_BTD: Hidden, angles_BTk: Angles):
         """Queries, (B, T, H, K) and turned (B, T, H, P), and what is kept: (B, T, R), (B, T, P)."""
         s = self.sharding
-        own_BTSR = product(s, "BTD,DSR->BTSR", x_BTD, self.w_latent_DSR, self.b_latent_SR)
+        own_BTSR = multiplied(s, "BTD,DSR->BTSR", x_BTD, self.w_latent_DSR, self.b_latent_SR)
         c_BTSR = reduced(own_BTSR, s.activations["H"])  # its gradient is summed over heads once
-        q_BTHK = product(s, "BTR,RHK->BTHK", c_BTSR[:, :, 1], self.w_query_RHK, self.b_query_HK)
+        q_BTHK = multiplied(s, "BTR,RHK->BTHK", c_BTSR[:, :, 1], self.w_query_RHK, self.b_query_HK)
         if self.w_turned_SRP is None:
             return (q_BTHK, None), (c_BTSR[:, :, 0], None)
-        k_BTP = product(s, "BTSR,SRP->BTP", own_BTSR, self.w_turned_SRP, self.b_turned_P)
-        q_BTHP = product(s, "BTSR,SRHP->BTHP", c_BTSR, self.w_turned_query_SRHP,
+        k_BTP = multiplied(s, "BTSR,SRP->BTP", own_BTSR, self.w_turned_SRP, self.b_turned_P)
+        q_BTHP = multiplied(s, "BTSR,SRHP->BTHP", c_BTSR, self.w_turned_query_SRHP,
                          self.b_turned_query_HP)
         return ((q_BTHK, rotate(q_BTHP, angles_BTk)),
                 (c_BTSR[:, :, 0], rotate(k_BTP, angles_BTk)))
@@ -215,4 +215,4 @@ class LatentAttention(nnx.Module):
         if self.b_kept_SHK is not None:  # the weights of a query sum to 1
             y_BTHK = y_BTHK + s.gather("SHK", self.b_kept_SHK[...], y_BTHK.dtype)[1]
         y_BTHK = checkpoint_name(y_BTHK, FOUND)
-        return product(s, "BTHK,HKD->BTD", y_BTHK, self.w_out_HKD, self.b_out_D)
+        return multiplied(s, "BTHK,HKD->BTD", y_BTHK, self.w_out_HKD, self.b_out_D)

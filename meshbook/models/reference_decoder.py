@@ -71,7 +71,7 @@ def grouped(p: Mapping, x_BTD: Float[Array, "B T D"], at_BT: Int[Array | np.ndar
     k, v = (each + bias for each, bias in zip(kv, p.get("b_kept_SGK", (0, 0))))
     each = q.shape[2] // k.shape[2]
     k, v = (jnp.repeat(x, each, axis=2) for x in (turned(k, at_BT), v))
-    return joined(p, jnp.einsum("bthk,bshk->bhts", q, k) / q.shape[-1] ** 0.5, sees, v)
+    return brought_together(p, jnp.einsum("bthk,bshk->bhts", q, k) / q.shape[-1] ** 0.5, sees, v)
 
 
 def latent(p: Mapping, x_BTD: Float[Array, "B T D"], at_BT: Int[Array | np.ndarray, "B T"] | None,
@@ -87,10 +87,11 @@ def latent(p: Mapping, x_BTD: Float[Array, "B T D"], at_BT: Int[Array | np.ndarr
                   + p.get("b_turned_query_HP", 0))
         shared = jnp.repeat(turned(k_BTP, at_BT)[:, :, None], q.shape[2], axis=2)
         q, k = (jnp.concatenate(pair, -1) for pair in ((q, turned(q_BTHP, at_BT)), (k, shared)))
-    return joined(p, jnp.einsum("bthk,bshk->bhts", q, k) / q.shape[-1] ** 0.5, sees, v)
+    return brought_together(p, jnp.einsum("bthk,bshk->bhts", q, k) / q.shape[-1] ** 0.5, sees, v)
 
 
-def joined(p: Mapping, scores: Float[Array, "B H T s"], sees: Array, v: Float[Array, "B s H K"]):
+def brought_together(p: Mapping, scores: Float[Array, "B H T s"], sees: Array,
+                     v: Float[Array, "B s H K"]):
     """What the heads find, brought together: (B, T, D)."""
     sees = sees[None, None] if sees.ndim == 2 else sees[:, None]
     weights = jax.nn.softmax(jnp.where(sees, scores, -jnp.inf), -1)
