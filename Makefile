@@ -49,6 +49,7 @@ aot: $(AOT)/installed-$(VERSION)  ## compile the nine experiments for TPUs that 
 
 aot-all: $(AOT)/installed-$(VERSION)  ## and all other programs that the book has compiled for TPUs
 	@$(AOT)/bin/python -m benchmarks.aot all
+	@$(AOT)/bin/python -m benchmarks.aot_overlap
 
 test-aot: $(AOT)/installed-$(VERSION)  ## the tests that need the TPU's compiler
 	$(AOT)/bin/python -m pytest -o addopts=-ra -n 2 --junitxml=$(REPORT) tests/planning/test_topologies.py

@@ -4,7 +4,7 @@
     python -m benchmarks dispatch     only bench_dispatch.py
 
 A benchmark is a module bench_NAME.py with a function `run()` that returns a list of
-rows: dicts with name, value, unit, and where they say something floor and note. Each
+rows: dicts with name, value, unit, and where they say something floor, ratio and note. Each
 runs in a process of its own, so that none inherits another's devices or memory.
 """
 

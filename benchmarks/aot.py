@@ -3,6 +3,7 @@
     make aot                              the nine experiments
     make aot-all                          these and all others that the book reads of
     python -m benchmarks.aot v2-8 v6e-8   the cells whose names have one of these words
+    python -m benchmarks.aot decoder ...  those of benchmarks.aot_decoder, into their own record
     python -m benchmarks.aot texts        the texts of programs that a page plays through
 
 Two processes compile at a time. What was compiled before, with the same versions, is taken from
@@ -26,14 +27,16 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from tqdm import tqdm
 
+from benchmarks import aot_decoder
 from benchmarks.__main__ import ROOT, machine, provenance
 from meshbook.models import MiniGPT, MiniGPTConfig, ViT, ViTConfig
+from meshbook.models.checkpointed_vit import CheckpointedViT
 from meshbook.models.earlier import CHANGES, EarlierViT
 from meshbook.models.fused_loss import one_pass_cross_entropy
 from meshbook.models.losses import chunked_cross_entropy, language_loss
-from meshbook.models.minigpt import MASKED
 from meshbook.models.published import PublishedViT
-from meshbook.parallel.remat import CheckpointedViT, in_microbatches
+from meshbook.models.text_models import MASKED
+from meshbook.parallel.accumulation import in_microbatches
 from meshbook.planning import programs, topologies
 from meshbook.sharding import Sharding
 from meshbook.training import abstract_state, as_it_is, loss_and_metrics, train_step
@@ -204,6 +207,8 @@ LOSSES = {"chunked": chunked_cross_entropy, "plain": plain_cross_entropy,
 
 def compiled(cell):
     """The cell's name, and the record of its compilation."""
+    if not isinstance(cell, Cell):
+        return aot_decoder.compiled(cell, CACHE)
     logging.getLogger("jax").setLevel(logging.ERROR)
     return cell.name, topologies.compile_for(cell.tpu, *program(cell), cache=CACHE).record()
 
@@ -221,20 +226,24 @@ def texts():
 
 def chosen_by(words):
     """Cells with one of the words in their names; all for "all"; the experiments for no words."""
-    if not words:
-        return list(experiments())
-    return [cell for cell in cells()
+    return named(cells(), words) if words else list(experiments())
+
+
+def named(known, words):
+    """Those of the known cells that have one of the words in their names; all for "all"."""
+    return [cell for cell in known
             if words == ["all"] or any(word in cell.name for word in words)]
 
 
-def merged(before, done, source):
+def merged(before, done, source, known=None):
     """The record with these cells in it, {name: fields}, and where each of its cells comes from.
 
-    before: the record as it was, or None. While a run has not compiled all cells that the record
-    has, the provenance stays that of the others, and the run stands under "later" with its cells.
+    before: the record as it was, or None; known: the cells of the record. While a run has not
+    compiled all cells that the record has, the provenance stays that of the others, and the run
+    stands under "later" with its cells.
     """
     found = (before["cells"] if before else {}) | done
-    ordered = {cell.name: found[cell.name] for cell in cells() if cell.name in found}
+    ordered = {cell.name: found[cell.name] for cell in known or cells() if cell.name in found}
     if done.keys() >= ordered.keys():
         return {"provenance": source, "cells": ordered}
     runs = [run | {"cells": [name for name in run["cells"] if name not in done]}
@@ -247,22 +256,31 @@ def main(words):
     """Compile what the words choose, and record it beside what was recorded before."""
     if words == ["texts"]:
         return texts()
-    chosen = chosen_by(words)
-    if not chosen:
-        sys.exit(f"no cell has {' or '.join(words)} in its name; there are\n  "
-                 + "\n  ".join(cell.name for cell in cells()))
-    before = json.loads(RESULTS.read_text()) if RESULTS.exists() else None
     command = " ".join(["python -m benchmarks.aot", *words])
+    if words[:1] == ["decoder"]:
+        known = list(aot_decoder.cells())
+        return record(aot_decoder.RESULTS, known, named(known, words[1:] or ["all"]), command)
+    record(RESULTS, list(cells()), chosen_by(words), command)
+    if words == ["all"]:
+        main(["decoder"])
+
+
+def record(path, known, chosen, command):
+    """Compile the chosen ones of the known cells, and record them in a file."""
+    if not chosen:
+        sys.exit("no cell has one of these words in its name; there are\n  "
+                 + "\n  ".join(cell.name for cell in known))
+    before = json.loads(path.read_text()) if path.exists() else None
     source = {"machine": machine(), **provenance(command, PACKAGES)}
     os.environ["JAX_PLATFORMS"] = "cpu"  # in the processes libtpu compiles, and is no device
     spawn, done = multiprocessing.get_context("spawn"), {}
     with spawn.Pool(2, maxtasksperchild=2) as pool:  # the compiler keeps what it once took
         for pair in tqdm(pool.imap_unordered(compiled, chosen), total=len(chosen), unit="program"):
             done |= [pair]
-            topologies.write_json(RESULTS, merged(before, done, source))
+            topologies.write_json(path, merged(before, done, source, known))
         pool.close()  # or its end is a signal, at which libtpu prints where it was
         pool.join()
-    print(f"recorded in {Path(RESULTS).relative_to(ROOT)}")
+    print(f"recorded in {Path(path).relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -63,7 +63,8 @@ def add_calculator(app, pagename, templatename, context, doctree):
         devices = {name: dataclasses.asdict(each) for name, each in DEVICES.items()}
         for name, value in ("Devices", devices), ("Parts", WORDS):
             app.add_js_file(None, body=f"const meshbook{name} = {json.dumps(value)};")
-        for script in ("form-elements.js", "calculator.js", "calculator-form.js"):
+        for script in ("form-elements.js", "calculator.js", "calculator-decoder.js",
+                       "calculator-form.js"):
             app.add_js_file(script, loading_method="defer")
 
 

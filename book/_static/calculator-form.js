@@ -3,14 +3,42 @@
 
 (() => {
   const PARTS = meshbookParts; // {kind of memory: [words, colour]}, from the bottom upwards
-  const {SIZES, PRESETS, element, drawn, commas} = meshbookForm;
+  const {element, drawn, commas} = meshbookForm;
+  const DECODER = {
+    vocabulary: 50257, tokens: 256, embed: 256, hidden: 512, heads: 8, groups: 0, latent: 0,
+    rotary: 0, layers: 4, period: 1, gated: 1, bias: 0, number: 4, remat: "none",
+  };
+  const SIZES = {
+    ...meshbookForm.SIZES, Decoder: DECODER,
+    JAXformer: {...DECODER, vocabulary: 100277, tokens: 1024, embed: 768, hidden: 3072, heads: 12,
+                latent: 128, rotary: 128, layers: 48, period: 6, gated: 0, bias: 1, number: 2,
+                remat: "all"},
+  };
+  const MODELS = {ViT: "ViT", MiniGPT: "MiniGPT", Decoder: "decoder",
+                  JAXformer: "JAXformer"};
+  const MORE_PRESETS = {
+    sequence_parallel: "sequence parallel", zero1: "ZeRO-1", zero2: "ZeRO-2",
+    fully_sharded_kept: "ZeRO-3",
+    fully_sharded_again: "ZeRO-3, regather",
+  };
+  const presetsOf = model => "remat" in SIZES[model]
+    ? {...meshbookForm.PRESETS, ...MORE_PRESETS} : meshbookForm.PRESETS;
   const ACTIVATIONS = {kept: "all kept", checkpointed: "checkpointed"};
+  const OPTIONS = { // sizes that are chosen from these
+    gated: {1: "SwiGLU", 0: "GELU"}, bias: {0: "none", 1: "everywhere"},
+    number: {4: "float32", 2: "bfloat16"},
+    remat: {none: "everything", products: "products", attention: "attention",
+            all: "its input"},
+  };
+  const OR_NONE = ["groups", "latent", "rotary"]; // may be 0
   const LABELS = {
     image: "Image side, pixels", patch: "Patch side, pixels", classes: "Classes C",
     vocabulary: "Vocabulary", tokens: "Tokens T", embed: "Embed D", hidden: "Hidden F",
     heads: "Heads H", layers: "Layers L", batch: "Batch, all devices",
     rows: "Mesh: batch", across: "Mesh: model", preset: "Sharding", device: "Device", model: "Model",
-    activations: "Activations",
+    activations: "Activations", groups: "Groups, or 0",
+    latent: "Latent R, or 0", rotary: "Rotary P", period: "Period",
+    gated: "MLP", bias: "Biases", number: "Activations in", remat: "Kept of a layer",
   };
   const START = {model: "ViT", device: "TPU v5e", preset: "tensor_parallel", rows: 4, across: 2,
                  batch: 8192, activations: "kept"};
@@ -30,8 +58,8 @@
     element("label", {className: "calculator-field"}, element("span", {}, LABELS[name]), input);
   const select = (name, options) => element("select", {name}, ...Object.entries(options).map(
     ([value, words]) => element("option", {value}, words)));
-  const number = (name, value) =>
-    element("input", {name, value, type: "number", min: 1, step: 1, inputMode: "numeric"});
+  const number = (name, value, min = 1) =>
+    element("input", {name, value, type: "number", min, step: 1, inputMode: "numeric"});
 
   const sum = numbers => numbers.reduce((all, each) => all + each, 0);
   const whole = ({held}) => sum(Object.values(held));
@@ -130,8 +158,9 @@
                          element("span", {}, "Moment of the step"), slider), told, bytes];
   };
 
-  const shown = (found, {device, checkpointed, rows, across}) => {
-    const [kind, words] = verdict(found.peak, device.memory, checkpointed);
+  const shown = (found, {device, sizes, checkpointed, rows, across}) => {
+    const keepsLess = checkpointed || (sizes.remat ?? "none") !== "none";
+    const [kind, words] = verdict(found.peak, device.memory, keepsLess);
     const slowest = Math.max(...Object.values(found.floors));
     const floors = Object.entries(found.floors).map(([name, seconds]) => {
       const piece = element("span", {className: "calculator-floor"});
@@ -154,7 +183,7 @@
         ["what", "result bytes per device", "wire bytes per device"], traffic)
         : element("p", {}, "This step has no collectives."),
       table("Floors of a step", ["limited by", "at least", ""], floors),
-      element("p", {}, `No program that keeps ${checkpointed ? "what its blocks read" : "its activations"} in memory takes less than `
+      element("p", {}, `No program that keeps ${keepsLess ? "what this one keeps" : "its activations"} in memory takes less than `
         + `${timeOf(slowest)} per step here, because of its `
         + `${longest === "memory" ? "traffic to memory" : longest}. A real one takes longer.`),
     ];
@@ -165,8 +194,8 @@
     const names = Object.fromEntries(Object.keys(devices).map(name => [name, name]));
     const form = element("form", {className: "calculator-form"},
       element("fieldset", {}, element("legend", {}, "What and where"),
-        field("model", select("model", {ViT: "ViT", MiniGPT: "MiniGPT"})),
-        field("preset", select("preset", PRESETS)), field("device", select("device", names)),
+        field("model", select("model", MODELS)),
+        field("preset", select("preset", {})), field("device", select("device", names)),
         field("rows", number("rows", 4)), field("across", number("across", 2)),
         field("batch", number("batch", 1024)),
         field("activations", select("activations", ACTIVATIONS))), sizes);
@@ -178,19 +207,35 @@
       for (const [name, value] of Object.entries({...START, ...chosen}))
         if (form.elements[name]) form.elements[name].value = value;
     };
+    // The fields that a model has: its sizes, its presets, what is kept.
     const resize = (model, chosen = {}) => {
       sizes.replaceChildren(sizes.firstChild, ...Object.entries(SIZES[model]).map(
-        ([name, value]) => field(name, number(name, chosen[name] || value))));
+        ([name, value]) => {
+          const input = OPTIONS[name] ? select(name, OPTIONS[name])
+            : number(name, chosen[name] || value, OR_NONE.includes(name) ? 0 : 1);
+          if (OPTIONS[name]) input.value = chosen[name] in OPTIONS[name] ? chosen[name] : value;
+          return field(name, input);
+        }));
+      const preset = form.elements.preset, before = preset.value || START.preset;
+      const presets = presetsOf(model);
+      preset.replaceChildren(...Object.entries(presets).map(
+        ([value, words]) => element("option", {value}, words)));
+      preset.value = before in presets ? before : START.preset;
+      const activations = form.elements.activations;
+      activations.disabled = activations.parentNode.hidden = "remat" in SIZES[model];
     };
     const read = () => {
-      const {model, preset, device, activations, ...numbers} = Object.fromEntries(new FormData(form));
+      const {model, preset, device, activations, remat, ...numbers} = Object.fromEntries(
+        new FormData(form));
       for (const [name, text] of Object.entries(numbers)) {
-        numbers[name] = Number(text);
-        if (!Number.isInteger(numbers[name]) || numbers[name] < 1)
-          throw new RangeError(`${LABELS[name]} is a whole number from 1; found ${text || "nothing"}`);
+        numbers[name] = text === "" ? NaN : Number(text);
+        const least = OR_NONE.includes(name) || OPTIONS[name] ? 0 : 1;
+        if (!Number.isInteger(numbers[name]) || numbers[name] < least)
+          throw new RangeError(
+            `${LABELS[name]} is a whole number from ${least}; found ${text || "nothing"}`);
       }
       const {rows, across, batch, ...own} = numbers;
-      return {model, preset, rows, across, batch, sizes: own, device: devices[device],
+      return {model, preset, rows, across, batch, sizes: {...own, remat}, device: devices[device],
               checkpointed: activations === "checkpointed"};
     };
     const update = () => {

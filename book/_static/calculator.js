@@ -90,6 +90,8 @@ const meshbook = (() => {
       ["embed", c.embed, c.heads, null],
     ];
     if (c.padded) sizes.push(["padded vocabulary", c.padded, ways, "model"]);
+    if (c.groups) sizes.push(["groups", c.groups, ways, "model"]);
+    if (preset === "sequence_parallel") sizes.push(["tokens", c.tokens, ways, "model"]);
     if (c.image) sizes.push(["image", c.image, c.patch, null]);
     for (const [name, size, parts, axis] of sizes)
       if (size % parts)
@@ -124,8 +126,9 @@ const meshbook = (() => {
     const {model, preset, rows, across, batch, checkpointed, device} = choice;
     const of = MODELS[model], c = of.complete(choice.sizes);
     const ways = preset === "data_parallel" ? 1 : across;
-    const shards = preset === "fully_sharded" ? rows : 1;
+    const shards = /^(fully|zero)/.test(preset) ? rows : 1;
     check(c, {batch, rows, across, preset, ways, shards});
+    if (of.estimate) return finish(of.estimate(c, choice), choice, ways);
     const own = batch / rows;
     const parts = of.parts(c, ways, shards), all = of.parts(c, ways, 1);
     // What is split along "batch" is gathered whole, in bfloat16.
@@ -140,29 +143,33 @@ const meshbook = (() => {
       logits: of.logits(c, own, ways),
     };
     const moments = timeline(c, memory, parts, whole, block, kept);
-    const peak = Math.max(...moments.map(({held}) => sum(Object.values(held))));
     const [useful, once] = of.work(c, batch, ways);
     const factor = once * across / ways;
     const flops = useful * factor / (rows * across);
-    const moved = of.traffic(c, own, rows, ways, shards > 1);
+    const sent = of.traffic(c, own, rows, ways, shards > 1);
     const traffic = [];
-    if (ways > 1) traffic.push(["all-reduce", "model", moved.model]);
-    if (rows > 1) traffic.push(["all-reduce", "batch", moved.batch]);
+    if (ways > 1) traffic.push(["all-reduce", "model", sent.model]);
+    if (rows > 1) traffic.push(["all-reduce", "batch", sent.batch]);
     if (shards > 1) traffic.push(["all-gather", "batch", 2 * gathered]);
-    const size = {model: ways, batch: rows};
-    const wire = ([kind, axis, bytes]) => WIRE[kind](size[axis], bytes);
     // A compiler can gather in bfloat16, and reduce the gradients in pieces.
     const least = shards === 1 ? traffic : [
       ...traffic.filter(([, axis]) => axis === "model"),
       ["all-gather", "batch", gathered], ["reduce-scatter", "batch", 2 * gathered / rows]];
     const through = 2 * (c.layers * kept + (gathered || parameters)) + 8 * parameters;
+    return finish({memory, timeline: moments, useful, factor, flops, moved: traffic, least, through},
+                  choice, ways);
+  };
+
+  const finish = ({moved, least, through, ...found}, {rows, device}, ways) => {
+    const size = {model: ways, batch: rows, "batch, model": rows * ways};
+    const wire = ([kind, axis, bytes]) => WIRE[kind](size[axis], bytes);
     return {
-      memory, timeline: moments, peak, useful, factor, flops,
-      traffic: traffic.map(each => [...each, wire(each)]),
-      floors: {compute: flops / device.flops, memory: through / device.bandwidth,
+      ...found, peak: Math.max(...found.timeline.map(({held}) => sum(Object.values(held)))),
+      traffic: moved.map(each => [...each, wire(each)]),
+      floors: {compute: found.flops / device.flops, memory: through / device.bandwidth,
                interconnect: sum(least.map(wire)) / (device.links * device.link)},
     };
   };
 
-  return {estimate};
+  return {estimate, MODELS, KINDS, up, product, sum, tiled, tokenRows};
 })();

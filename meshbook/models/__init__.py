@@ -1,4 +1,4 @@
-"""The models of the book, and how MiniGPT writes; their layers and losses are modules beside."""
+"""The models of the book, and how language models write; layers and losses are modules beside."""
 
 from meshbook.models.generation import as_text, generate, stream
 from meshbook.models.minigpt import MiniGPT, MiniGPTConfig

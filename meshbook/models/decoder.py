@@ -8,22 +8,24 @@ for embedding and head); JAXformer, whose sizes `jaxformer` has.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from meshbook.models.decoder_layers import DecoderLayer, RMSNorm
 from meshbook.models.heads import FOUND, angles, multiplied, uniform
-from meshbook.models.layers import Sizes, keys_for, parameter
-from meshbook.models.minigpt import LANES, MASKED, look_up
-from meshbook.sharding import Sharding
+from meshbook.models.kv_cache import positions_and_seen
+from meshbook.models.layers import keys_for, parameter
+from meshbook.models.text_models import MASKED, Hidden, Ids, TextSizes, look_up
+from meshbook.parallel.sequence import split_tokens
+from meshbook.parallel.zero import regathered
+from meshbook.sharding import Sharding, axes_of, check_split
 
 POLICIES = {  # what a layer keeps for the backward pass; the rest is computed again
     "all": jax.checkpoint_policies.nothing_saveable,
@@ -31,11 +33,10 @@ POLICIES = {  # what a layer keeps for the backward pass; the rest is computed a
     "products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "none": jax.checkpoint_policies.everything_saveable,
 }
-Ids, Hidden = Int[Array | np.ndarray, "B T"], Float[Array, "B T D"]
 
 
 @dataclass(frozen=True)
-class DecoderConfig(Sizes):
+class DecoderConfig(TextSizes):
     """Sizes of a decoder.
 
     vocabulary: tokens that exist; tokens T: of the window; embed D, hidden F, heads H, layers L;
@@ -43,8 +44,10 @@ class DecoderConfig(Sizes):
     latent from which keys and values are made, 0 for none; rotary P: of the part of queries and
     keys that has positions beside a latent; period: of so many layers the last has no positions,
     1 for none without; gated: SwiGLU, else GELU; bias: whether products have biases and norms
-    shifts; remat: what is kept of a layer for the backward pass, a key of POLICIES. dropout: share
-    of numbers dropped in training; dtype: of activations and products;
+    shifts; remat: what is kept of a layer for the backward pass, a key of POLICIES; by_row: whether
+    attention takes one row after the other, so that scores of all are never there at once, and what
+    it finds counts as a product.
+    dropout: share of numbers dropped in training; dtype: of activations and products;
     param_dtype: of parameters. Raises ValueError where sizes do not fit.
     """
 
@@ -61,15 +64,15 @@ class DecoderConfig(Sizes):
     gated: bool = True
     bias: bool = False
     remat: str = "none"
+    by_row: bool = False
     dropout: float = 0.0
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
 
     def __post_init__(self):
-        for name in ("vocabulary", "tokens", "period"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is a number from 1; found {getattr(self, name)}")
         super().__post_init__()
+        if self.period < 1:
+            raise ValueError(f"period is a number from 1; found {self.period}")
         for name in ("groups", "latent", "rotary"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is a number from 0; found {getattr(self, name)}")
@@ -88,9 +91,13 @@ class DecoderConfig(Sizes):
             raise ValueError(f"{self.layers} layers do not divide into periods of {self.period}")
 
     @property
-    def padded(self):
-        """V: the vocabulary, filled up to a multiple of 128."""
-        return -(-self.vocabulary // LANES) * LANES
+    def keeps(self):
+        """The policy of what a layer keeps for the backward pass."""
+        policy = POLICIES[self.remat]
+        if self.by_row and self.remat == "products":
+            both = jax.checkpoint_policies.save_from_both_policies
+            return both(policy, POLICIES["attention"])
+        return policy
 
     @property
     def narrow(self):
@@ -110,6 +117,15 @@ class DecoderConfig(Sizes):
                           dropout=0.2) | sizes)
 
 
+def check_tokens(rules: Mapping):
+    """ValueError where tokens are split over an axis that does not split heads and hidden units."""
+    for letter in "HF":
+        if missing := set(axes_of(rules["T"])) - set(axes_of(rules[letter])):
+            raise ValueError(f"T is split over {', '.join(missing)}, and {letter} is not: products "
+                             "of all tokens need heads H and hidden units F split over the same "
+                             "axes, as in Sharding.sequence_parallel()")
+
+
 class Decoder(nnx.Module):
     """A language model: tokens (B, T) to logits (B, T, V) of the next.
 
@@ -122,6 +138,7 @@ class Decoder(nnx.Module):
     """
 
     def __init__(self, config: DecoderConfig, sharding: Sharding, *, rngs: nnx.Rngs):
+        check_tokens(sharding.activations)
         sharding = sharding.also(L=None, G=sharding.activations["H"], N=None, R=None, P=None)
         count = config.layers // config.period
         single = lambda *what: parameter(*what, rngs, config, sharding)
@@ -151,10 +168,11 @@ class Decoder(nnx.Module):
         if T > self.config.tokens:
             raise ValueError(
                 f"a row has {T} tokens; the window has room for {self.config.tokens}")
-        positions = jnp.arange(T)[None] if positions is None else jax.reshard(positions, spec("BT"))
+        check_split("BTD", (*tokens_BT.shape, self.config.embed), spec("BTD"))
+        positions = jnp.arange(T)[None] if positions is None else jax.reshard(positions, spec("B"))
         sees_BTs = jnp.tril(jnp.ones((T, T), bool))[None]
         if segments is not None:
-            segments = jax.reshard(segments, spec("BT"))
+            segments = jax.reshard(segments, spec("B"))
             sees_BTs = sees_BTs & (segments[:, :, None] == segments[:, None])
         turned, L = self.angles(positions), self.config.layers
         keys = None if key is None else keys_for(key, L).reshape(-1, self.config.period)
@@ -162,9 +180,12 @@ class Decoder(nnx.Module):
         def rematerialised(layer, x_BTD, key):
             graph, state = nnx.split(layer)
             run = lambda state, x_BTD, key: nnx.merge(graph, state)(x_BTD, turned, sees_BTs, key)
-            if self.config.remat == "none":
+            policy, again = self.config.keeps, self.sharding.regather
+            if self.config.remat == "none" and not again:
                 return run(state, x_BTD, key)
-            policy = POLICIES[self.config.remat]
+            if again is not None:
+                rules = self.sharding.activations  # weights along B's axes, tokens along T's
+                policy = regathered(policy, again, axes_of(rules["B"]) + axes_of(rules["T"]))
             return jax.checkpoint(run, policy=policy, prevent_cse=False)(state, x_BTD, key)
 
         def turn(x_BTD, layers, keys):
@@ -215,11 +236,14 @@ class Decoder(nnx.Module):
         The new tokens stand in `column` and those after it; a row's text begins in its first_B, and
         a token sees the columns from there to its own.
         """
-        W, first_B = self.config.tokens, jax.reshard(first_B, self.sharding.activation("B"))
-        at_T, columns_W = column + jnp.arange(tokens_BT.shape[1]), jnp.arange(W)
-        turned = self.angles(jnp.clip(at_T - first_B[:, None], 0, W - 1))
-        sees_BTW = columns_W <= at_T[:, None]
-        sees_BTW = sees_BTW & (columns_W >= first_B[:, None, None])
+        if axes := split_tokens(self.sharding.activation("BTD")):
+            raise ValueError(f"tokens follow each other and cannot be split over {axes}: make this "
+                             "model with Sharding.tensor_parallel(); its parameters lie alike")
+        first_B = jax.reshard(first_B, self.sharding.activation("B"))
+        positions_BT, sees_BTW = positions_and_seen(
+            tokens_BT.shape[1], self.config.tokens, column, first_B)
+        turned = self.angles(positions_BT)
+        single = tokens_BT.shape[1] == 1  # for many queries keys and values are less work
 
         def put(old, new):
             new = jax.reshard(new, jax.typeof(old).sharding.spec)  # no longer `reduced`
@@ -230,7 +254,7 @@ class Decoder(nnx.Module):
             for layer, old in zip(layers, cache, strict=True):
                 queries, new = layer.read(x_BTD, turned)
                 written.append(jax.tree.map(put, old, new))
-                y_BTD = layer.attention.look(queries, written[-1], sees_BTW, absorbed=True)
+                y_BTD = layer.attention.look(queries, written[-1], sees_BTW, absorbed=single)
                 x_BTD = layer.add(x_BTD, y_BTD)
             return x_BTD, written
 

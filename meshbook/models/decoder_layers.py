@@ -20,7 +20,7 @@ from meshbook.models.heads import (
     Angles, GroupedQueryAttention, Hidden, LatentAttention, Sees, biases, multiplied, uniform
 )
 from meshbook.models.layers import dropout, keys_for
-from meshbook.sharding import Sharding
+from meshbook.sharding import Sharding, beside
 
 
 class RMSNorm(nnx.Module):
@@ -32,11 +32,11 @@ class RMSNorm(nnx.Module):
         self.sharding = sharding
 
     def __call__(self, x_BTD: Float[Array, "... D"]):
-        x, gather = x_BTD.astype(jnp.float32), self.sharding.gather
+        x = x_BTD.astype(jnp.float32)
         y = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6)
-        y = y * gather("D", self.scale_D[...], x.dtype)
+        y = y * beside(self.sharding, "D", self.scale_D[...], y)
         if self.shift_D is not None:
-            y = y + gather("D", self.shift_D[...], x.dtype)
+            y = y + beside(self.sharding, "D", self.shift_D[...], y)
         return y.astype(x_BTD.dtype)
 
 

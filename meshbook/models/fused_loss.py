@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from meshbook.models.losses import cut, mean_over_devices, split_of
-from meshbook.models.minigpt import MASKED
+from meshbook.models.text_models import MASKED
 from meshbook.sharding import Sharding
 
 CHUNK = 4096  # tokens of one device whose odds are there at once

@@ -1,4 +1,7 @@
-"""How MiniGPT writes: keys and values are kept, and the next token is drawn by chance.
+"""How a language model writes: what it read is kept, and the next token is drawn by chance.
+
+A model has `empty_cache(rows)`, `extend(tokens, cache, column, first)` and `head(hidden)`, and a
+config with `vocabulary` and `tokens`, as `MiniGPT` and `Decoder` do.
 
 A text that outgrows the window slides: the window begins at the smallest multiple of half
 its size from which the text fits, and what it then holds is read again. So the tokens
@@ -14,10 +17,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from meshbook.models.kv_cache import empty_cache, extend
-from meshbook.models.minigpt import MiniGPT, MiniGPTConfig
+from meshbook.models.text_models import TextSizes
 from meshbook.training.state import Program, TrainState
 
 
@@ -32,7 +35,7 @@ def generate(
     mesh. choice: temperature, top_k, top_p and stop, as `stream` has them.
     """
     written = [[] for _ in prompts]
-    piece = state.program.model(state.params).config.tokens
+    piece = config_of(state.program).tokens
     for new in stream(state, prompts, length, key, piece=piece, **choice):
         for row, tokens in zip(written, new):
             row += tokens
@@ -54,7 +57,7 @@ def stream(
     what does not fit.
     """
     program, params = state.program, state.params
-    config = program.model(params).config
+    config = config_of(program)
     check(config, prompts, length, temperature, top_k, top_p, piece)
     ways = program.ways
     texts = [list(prompt) for prompt in prompts]
@@ -86,6 +89,11 @@ def stream(
         yield new[:len(prompts)]
 
 
+def config_of(program: Program) -> TextSizes:
+    """The sizes of a program's model; no array is looked at."""
+    return nnx.merge(program.graph, program.variables).config
+
+
 def as_text(pieces: Iterable, encoding: Any):
     """The text of what `stream` yields for one prompt, a piece at a time.
 
@@ -98,7 +106,7 @@ def as_text(pieces: Iterable, encoding: Any):
 
 
 def check(
-    config: MiniGPTConfig, prompts: Sequence[Sequence[int]], length: int,
+    config: TextSizes, prompts: Sequence[Sequence[int]], length: int,
     temperature: int | float, top_k: int | None, top_p: int | float | None,
     piece: int,
 ):
@@ -158,17 +166,17 @@ def prefill(
     program: Program, params: Any, tokens: Int[Array | np.ndarray, "B W"],
     first: Int[Array | np.ndarray, "B"], column: int | Array,
 ):
-    """Keys and values of all blocks, and the last column's logits (B, V)."""
+    """The cache of all layers, and the last column's logits (B, V)."""
     model = program.model(params)
     rows = model.sharding.activation("B")
     tokens_BT, first_B = jax.reshard(tokens, rows), jax.reshard(first, rows)
-    cache = empty_cache(model, len(tokens))
-    x_BTD, cache = extend(model, tokens_BT, cache, 0, first_B)
+    cache = model.empty_cache(len(tokens))
+    x_BTD, cache = model.extend(tokens_BT, cache, 0, first_B)
     last = jax.lax.dynamic_slice_in_dim(x_BTD, column - 1, 1, axis=1)
     return cache, logits(model, last)
 
 
-def logits(model: MiniGPT, x_BTD: Float[Array, "B T D"]):
+def logits(model: nnx.Module, x_BTD: Float[Array, "B T D"]):
     """Logits (B, V) of one column in float32, whole along "model"."""
     logits_BV = model.head(x_BTD)[:, 0].astype(jnp.float32)
     return jax.reshard(logits_BV, model.sharding.activation("BD"))
@@ -205,8 +213,8 @@ def decode(
         written_BW = jax.lax.dynamic_update_slice_in_dim(
             written_BW, token_B[:, None], step, axis=1
         )
-        x_BTD, cache = extend(
-            model, token_B[:, None], cache, column + step, first_B
+        x_BTD, cache = model.extend(
+            token_B[:, None], cache, column + step, first_B
         )
         alive_B = alive_B & (token_B != stop)
         return step + 1, alive_B, written_BW, cache, logits(model, x_BTD)

@@ -23,8 +23,10 @@ from jax.nn import initializers as init
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from meshbook.models.minigpt import MASKED
-from meshbook.sharding import Sharding, reduced
+from meshbook.models.row_attention import attend_by_rows
+from meshbook.models.text_models import MASKED
+from meshbook.parallel.sequence import gathered_tokens, products
+from meshbook.sharding import Sharding, beside, reduced
 
 Hidden = Float[Array, "B T D"]
 Angles = Float[Array, "#B T k"] | None
@@ -79,15 +81,27 @@ def weights_of(scores: Float[Array, "..."], sees: Bool[Array, "..."], dtype: DTy
 
 
 def multiplied(sharding: Sharding, equation: str, x: Float[Array, "..."], w: nnx.Param,
-            b: nnx.Param | None = None):
+               b: nnx.Param | None = None):
     """einsum of x and a parameter, in x's type, plus its bias: laid out as the result's letters."""
-    inputs, letters, out = equation.replace("->", ",").split(",")
-    y = jnp.einsum(equation, x, sharding.weight(letters, w[...], x.dtype),
-                   out_sharding=sharding.activation(out))
-    if b is None:
-        return y
-    own = out[out.index("T") + 1:]
-    return y + sharding.gather(own, b[...], x.dtype)
+    return multiplied_by_each(sharding, x, (equation, w, b))[0]
+
+
+def multiplied_by_each(sharding: Sharding, x: Float[Array, "..."], *each: tuple):
+    """A list of what `multiplied` makes of x and each (equation, w, b).
+
+    If the rules split the tokens of x and not those of the results, x is gathered, once; if they
+    split the tokens of a result alone, its sum is scattered.
+    """
+    weights, outs = [], []
+    for equation, w, _ in each:
+        inputs, letters, out = equation.replace("->", ",").split(",")
+        w = sharding.weight(letters, w[...], x.dtype)
+        order = [letters.index(letter) for letter in inputs[2:] + out[2:]]  # after B and T
+        weights.append(w if order == sorted(order) else w.transpose(order))
+        outs.append(sharding.activation(out))
+    found = products(x, weights, outs, sharding.overlapped)
+    return [y if b is None else y + beside(sharding, equation.partition("->")[2][2:], b[...], y)
+            for y, (equation, _, b) in zip(found, each, strict=True)]
 
 
 class GroupedQueryAttention(nnx.Module):
@@ -105,7 +119,7 @@ class GroupedQueryAttention(nnx.Module):
         self.b_query_HK = bias("HK", (H, K))
         self.b_kept_SGK = bias("SGK", (2, G, K))
         self.b_out_D = bias("D", (D,))
-        self.sizes, self.sharding = (G, K), sharding
+        self.sizes, self.sharding, self.by_row = (G, K), sharding, config.by_row
 
     def cache(self, zeros: Callable):
         """What is kept of a text that was not read: keys and values, by zeros(letters, shape)."""
@@ -115,8 +129,9 @@ class GroupedQueryAttention(nnx.Module):
         """Queries (B, T, H, K), and what is kept: keys and values (B, T, G, K)."""
         s = self.sharding
         x_BTD = reduced(x_BTD, s.activations["H"], s.activations["G"])  # one gradient of both
-        q_BTHK = multiplied(s, "BTD,DHK->BTHK", x_BTD, self.w_query_DHK, self.b_query_HK)
-        kv_BTSGK = multiplied(s, "BTD,DSGK->BTSGK", x_BTD, self.w_kept_DSGK, self.b_kept_SGK)
+        q_BTHK, kv_BTSGK = multiplied_by_each(
+            s, x_BTD, ("BTD,DHK->BTHK", self.w_query_DHK, self.b_query_HK),
+            ("BTD,DSGK->BTSGK", self.w_kept_DSGK, self.b_kept_SGK))
         k_BTGK, v_BTGK = kv_BTSGK[:, :, 0], kv_BTSGK[:, :, 1]
         return rotate(q_BTHK, angles_BTk), (rotate(k_BTGK, angles_BTk), v_BTGK)
 
@@ -127,13 +142,16 @@ class GroupedQueryAttention(nnx.Module):
         absorbed: for a LatentAttention in the same place; here it changes nothing.
         """
         s, (k_BsGK, v_BsGK), (B, T, H, K) = self.sharding, kept, q_BTHK.shape
-        G = k_BsGK.shape[2]
-        shape = B, T, G, H // G, K
-        q_BTGNK = jax.lax.reshape(q_BTHK, shape, out_sharding=s.activation("BTGNK"))
-        scores = scores_of("BTGNK,BsGK->BGNTs", q_BTGNK, k_BsGK) * K ** -0.5
-        p_BGNTs = weights_of(scores, sees_BTs[:, None, None], v_BsGK.dtype)
-        y_BTGNK = jnp.einsum("BGNTs,BsGK->BTGNK", p_BGNTs, v_BsGK)
-        y_BTHK = jax.lax.reshape(y_BTGNK, (B, T, H, K), out_sharding=s.activation("BTHK"))
+        if self.by_row:
+            y_BTHK = attend_by_rows(s, q_BTHK, k_BsGK, v_BsGK, sees_BTs)
+        else:
+            G = k_BsGK.shape[2]
+            shape = B, T, G, H // G, K
+            q_BTGNK = jax.lax.reshape(q_BTHK, shape, out_sharding=s.activation("BTGNK"))
+            scores = scores_of("BTGNK,BsGK->BGNTs", q_BTGNK, k_BsGK) * K ** -0.5
+            p_BGNTs = weights_of(scores, sees_BTs[:, None, None], v_BsGK.dtype)
+            y_BTGNK = jnp.einsum("BGNTs,BsGK->BTGNK", p_BGNTs, v_BsGK)
+            y_BTHK = jax.lax.reshape(y_BTGNK, (B, T, H, K), out_sharding=s.activation("BTHK"))
         y_BTHK = checkpoint_name(y_BTHK, FOUND)
         return multiplied(s, "BTHK,HKD->BTD", y_BTHK, self.w_out_HKD, self.b_out_D)
 
@@ -160,7 +178,7 @@ class LatentAttention(nnx.Module):
         self.b_turned_P = if_turned(bias, "P", (P,))
         self.w_turned_query_SRHP = if_turned(make, "SRHP", (2, R, H, P), uniform(2 * R))
         self.b_turned_query_HP = if_turned(bias, "HP", (H, P))
-        self.sizes, self.sharding = (R, P), sharding
+        self.sizes, self.sharding, self.by_row = (R, P), sharding, config.by_row
 
     def cache(self, zeros: Callable):
         """What is kept of a text that was not read: latents and turned keys, if there are any."""
@@ -171,7 +189,8 @@ class LatentAttention(nnx.Module):
         """Queries, (B, T, H, K) and turned (B, T, H, P), and what is kept: (B, T, R), (B, T, P)."""
         s = self.sharding
         own_BTSR = multiplied(s, "BTD,DSR->BTSR", x_BTD, self.w_latent_DSR, self.b_latent_SR)
-        c_BTSR = reduced(own_BTSR, s.activations["H"])  # its gradient is summed over heads once
+        whole_BTSR = gathered_tokens(own_BTSR)  # 2·R numbers of a token, not D
+        c_BTSR = reduced(whole_BTSR, s.activations["H"])  # its gradient is summed over heads once
         q_BTHK = multiplied(s, "BTR,RHK->BTHK", c_BTSR[:, :, 1], self.w_query_RHK, self.b_query_HK)
         if self.w_turned_SRP is None:
             return (q_BTHK, None), (c_BTSR[:, :, 0], None)
@@ -179,7 +198,7 @@ class LatentAttention(nnx.Module):
         q_BTHP = multiplied(s, "BTSR,SRHP->BTHP", c_BTSR, self.w_turned_query_SRHP,
                          self.b_turned_query_HP)
         return ((q_BTHK, rotate(q_BTHP, angles_BTk)),
-                (c_BTSR[:, :, 0], rotate(k_BTP, angles_BTk)))
+                (c_BTSR[:, :, 0], gathered_tokens(rotate(k_BTP, angles_BTk))))
 
     def look(self, queries: tuple, kept: tuple, sees_BTs: Sees, absorbed: bool = False):
         """What the queries find in what was kept: (B, T, D).
@@ -188,8 +207,19 @@ class LatentAttention(nnx.Module):
         found there to the heads. It is the same sum in another order, of less work where few
         queries look at many tokens.
         """
-        s, (q_BTHK, q_BTHP), (c_BsR, k_BsP) = self.sharding, queries, kept
+        s, c_BsR = self.sharding, kept[0]
         w_RSHK = s.weight("RSHK", self.w_kept_RSHK[...], c_BsR.dtype)
+        by_row = self.by_row and not absorbed
+        find = self.in_rows if by_row else partial(self.in_heads, absorbed=absorbed)
+        y_BTHK = find(queries, kept, w_RSHK, sees_BTs)
+        if self.b_kept_SHK is not None:  # the weights of a query sum to 1
+            y_BTHK = y_BTHK + beside(s, "HK", self.b_kept_SHK[...][1], y_BTHK)
+        y_BTHK = checkpoint_name(y_BTHK, FOUND)
+        return multiplied(s, "BTHK,HKD->BTD", y_BTHK, self.w_out_HKD, self.b_out_D)
+
+    def in_heads(self, queries: tuple, kept: tuple, w_RSHK: Array, sees_BTs: Sees, absorbed: bool):
+        """What the heads find, all scores at once: (B, T, H, K), without the values' bias."""
+        s, (q_BTHK, q_BTHP), (c_BsR, k_BsP) = self.sharding, queries, kept
         w_key_RHK, w_value_RHK = w_RSHK[:, 0], w_RSHK[:, 1]
         out = {"out_sharding": s.activation("BTHK")}
         size = q_BTHK.shape[-1]
@@ -197,10 +227,7 @@ class LatentAttention(nnx.Module):
             q_BTHR = jnp.einsum("BTHK,RHK->BTHR", q_BTHK, w_key_RHK, **out)
             scores = scores_of("BTHR,BsR->BHTs", q_BTHR, c_BsR)
         else:
-            bias = 0 if self.b_kept_SHK is None else s.gather(
-                "SHK", self.b_kept_SHK[...], c_BsR.dtype)
-            k_BsHK = jnp.einsum("BsR,RHK->BsHK", c_BsR, w_key_RHK, **out)
-            k_BsHK = k_BsHK if self.b_kept_SHK is None else k_BsHK + bias[0]
+            k_BsHK = self.keys(c_BsR, w_key_RHK)
             scores = scores_of("BTHK,BsHK->BHTs", q_BTHK, k_BsHK)
         if q_BTHP is not None:
             scores += scores_of("BTHP,BsP->BHTs", q_BTHP, reduced(k_BsP, s.activations["H"]))
@@ -208,11 +235,28 @@ class LatentAttention(nnx.Module):
         p_BHTs = weights_of(scores * size ** -0.5, sees_BTs[:, None], c_BsR.dtype)
         if absorbed:
             found_BTHR = jnp.einsum("BHTs,BsR->BTHR", p_BHTs, c_BsR, **out)
-            y_BTHK = jnp.einsum("BTHR,RHK->BTHK", found_BTHR, w_value_RHK, **out)
-        else:
-            v_BsHK = jnp.einsum("BsR,RHK->BsHK", c_BsR, w_value_RHK, **out)
-            y_BTHK = jnp.einsum("BHTs,BsHK->BTHK", p_BHTs, v_BsHK)
-        if self.b_kept_SHK is not None:  # the weights of a query sum to 1
-            y_BTHK = y_BTHK + s.gather("SHK", self.b_kept_SHK[...], y_BTHK.dtype)[1]
-        y_BTHK = checkpoint_name(y_BTHK, FOUND)
-        return multiplied(s, "BTHK,HKD->BTD", y_BTHK, self.w_out_HKD, self.b_out_D)
+            return jnp.einsum("BTHR,RHK->BTHK", found_BTHR, w_value_RHK, **out)
+        v_BsHK = jnp.einsum("BsR,RHK->BsHK", c_BsR, w_value_RHK, **out)
+        return jnp.einsum("BHTs,BsHK->BTHK", p_BHTs, v_BsHK)
+
+    def keys(self, c_BsR: Float[Array, "B s R"], w_key_RHK: Float[Array, "R H K"]):
+        """The heads' keys, without the turned part: (B, s, H, K)."""
+        k_BsHK = jnp.einsum("BsR,RHK->BsHK", c_BsR, w_key_RHK,
+                            out_sharding=self.sharding.activation("BTHK"))
+        if self.b_kept_SHK is None:
+            return k_BsHK
+        return k_BsHK + beside(self.sharding, "HK", self.b_kept_SHK[...][0], k_BsHK)
+
+    def in_rows(self, queries: tuple, kept: tuple, w_RSHK: Array, sees_BTs: Sees):
+        """The same, one row of the batch after the other, from keys with the turned part."""
+        s, (q_BTHK, q_BTHP), (c_BsR, k_BsP) = self.sharding, queries, kept
+        out = {"out_sharding": s.activation("BTHK")}
+        k_BsHK = self.keys(c_BsR, w_RSHK[:, 0])
+        v_BsHK = jnp.einsum("BsR,RHK->BsHK", c_BsR, w_RSHK[:, 1], **out)
+        if q_BTHP is not None:
+            (B, n, P), H = k_BsP.shape, q_BTHP.shape[2]
+            k_BsHP = jax.lax.broadcast_in_dim(  # whose gradient is summed over heads once
+                reduced(k_BsP, s.activations["H"]), (B, n, H, P), (0, 1, 3), **out)
+            q_BTHK = jnp.concatenate([q_BTHK, q_BTHP], -1)
+            k_BsHK = jnp.concatenate([k_BsHK, k_BsHP], -1)
+        return attend_by_rows(s, q_BTHK, k_BsHK, v_BsHK, sees_BTs)

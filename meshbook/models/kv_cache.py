@@ -1,7 +1,7 @@
-"""The keys and values of tokens that were read, and attention to them.
+"""Attention to the keys and values of tokens that were read, and where new tokens stand.
 
-A cache has, for each block, keys and values (B, H, W, K): W columns, as many as the window, one
-for each token of a text. Rows of a batch may begin in different columns.
+A cache has W columns, as many as the window, one for each token of a text. Rows of a batch may
+begin in different columns.
 """
 from __future__ import annotations
 
@@ -10,19 +10,28 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from meshbook.models.minigpt import MASKED, CausalAttention, MiniGPT
+from meshbook.models.layers import Attention
+from meshbook.models.text_models import MASKED
 
 
-def empty_cache(model: MiniGPT, rows: int):
-    """The cache of a batch of texts before anything was read: a pair for each block."""
-    c, spec = model.config, model.sharding.activation("BTHK")
-    empty_BWHK = jnp.zeros((rows, c.tokens, c.heads, c.head_size), c.dtype)
-    empty_BHWK = jax.reshard(empty_BWHK, spec).swapaxes(1, 2)
-    return [(empty_BHWK, empty_BHWK)] * c.layers
+def positions_and_seen(
+    count: int, window: int, column: int | Array,
+    first_B: Int[Array | np.ndarray, "B"],
+):
+    """Of `count` new tokens: (positions (B, T), which columns each sees, (B, T, W)).
+
+    They stand in `column` and those after it; a row's text begins in its first_B, and a token
+    sees the columns from there to its own.
+    """
+    at_T, columns_W = column + jnp.arange(count), jnp.arange(window)
+    positions_BT = jnp.clip(at_T - first_B[:, None], 0, window - 1)
+    seen_BTW = columns_W <= at_T[:, None]
+    seen_BTW = seen_BTW & (columns_W >= first_B[:, None, None])
+    return positions_BT, seen_BTW
 
 
 def attend(
-    attention: CausalAttention, x_BTD: Float[Array, "B T D"],
+    attention: Attention, x_BTD: Float[Array, "B T D"],
     cache: list | tuple, column: int | Array, seen: Bool[Array, "B 1 T W"],
 ):
     """Attention of new tokens to cached ones and themselves: (y (B, T, D), new cache).
@@ -42,27 +51,3 @@ def attend(
     p_BHTW = p_BHTW.astype(x_BTD.dtype)
     y_BTHK = jnp.einsum("BHTW,BHWK->BTHK", p_BHTW, v_BHWK)
     return attention.join(y_BTHK), cache
-
-
-def extend(
-    model: MiniGPT, tokens_BT: Int[Array | np.ndarray, "B T"],
-    cache: list | tuple, column: int | Array, first_B: Int[Array, "B"],
-):
-    """Hidden states of tokens that follow cached ones: ((B, T, D), new cache).
-
-    The new tokens stand in `column` and those after it; a row's text begins in its first_B, and
-    a token sees the columns from there to its own.
-    """
-    W = model.config.tokens
-    at_T, columns_W = column + jnp.arange(tokens_BT.shape[1]), jnp.arange(W)
-    positions_BT = jnp.clip(at_T - first_B[:, None], 0, W - 1)
-    seen_BTW = columns_W <= at_T[:, None]
-    seen_BTW = seen_BTW & (columns_W >= first_B[:, None, None])
-    x_BTD, new = model.embed(tokens_BT, positions_BT), []
-    for block, pair in zip(model.blocks, cache):
-        y_BTD, pair = attend(
-            block.attention, x_BTD, pair, column, seen_BTW[:, None]
-        )
-        x_BTD = block.add(x_BTD, y_BTD)
-        new.append(pair)
-    return x_BTD, new

@@ -54,7 +54,7 @@ def parameter(
     value = initializer(
         rngs.params(), shape, config.param_dtype, out_sharding=spec
     )
-    return nnx.Param(value, out_sharding=spec)
+    return nnx.Param(value, out_sharding=spec, **sharding.lives(letters))
 
 
 def dropout(

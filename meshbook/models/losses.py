@@ -21,8 +21,9 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, Shaped
 
-from meshbook.models.minigpt import MASKED
-from meshbook.sharding import Sharding, shard_map_over_the_rest
+from meshbook.models.text_models import MASKED
+from meshbook.parallel.sequence import gathered_tokens, split_tokens
+from meshbook.sharding import Sharding, shard_map_over_the_rest, summed
 from meshbook.training.state import Program, check_labels
 
 CHUNK = 512  # tokens of one device whose logits are there at once
@@ -45,10 +46,8 @@ def chunked_cross_entropy(
     """
     settings = split_of(sharding), vocabulary, chunk
     return mean_over_devices(
-        partial(cross_entropy_sums, *settings),
-        partial(sums_and_gradients, *settings),
-        sharding, hidden_BTD, w_DV, b_V, labels_BT, weight_BT,
-    )
+        partial(cross_entropy_sums, *settings), partial(sums_and_gradients, *settings),
+        sharding, hidden_BTD, w_DV, b_V, labels_BT, weight_BT)
 
 
 def split_of(sharding: Sharding):
@@ -59,10 +58,8 @@ def split_of(sharding: Sharding):
 
 def mean_over_devices(
     sums: Callable, gradients: Callable, sharding: Sharding,
-    hidden_BTD: Float[Array | np.ndarray, "B T D"],
-    w_DV: Float[Array | np.ndarray, "D V"],
-    b_V: Float[Array | np.ndarray, "V"],
-    labels_BT: Int[Array | np.ndarray, "B T"],
+    hidden_BTD: Float[Array | np.ndarray, "B T D"], w_DV: Float[Array | np.ndarray, "D V"],
+    b_V: Float[Array | np.ndarray, "V"], labels_BT: Int[Array | np.ndarray, "B T"],
     weight_BT: Float[Array | np.ndarray, "B T"] | None,
 ):
     """Mean loss and accuracy, from the sums over each device's own tokens.
@@ -72,18 +69,21 @@ def mean_over_devices(
     gradients(the same) -> (sums, the loss's gradients to h, w and b).
     """
     s, dtype = sharding, hidden_BTD.dtype
-    BT = s.activation("BT")
+    BT = P(*s.activation("BTV")[:2])  # what splits V leaves tokens whole
     count = labels_BT.size if weight_BT is None else weight_BT.sum()
     if weight_BT is None:
         weight_BT = jnp.ones(labels_BT.shape, jnp.float32)
+    hidden_BTD = jax.reshard(hidden_BTD, s.activation("BTD"))
+    if split_tokens(BT) != split_tokens(s.activation("BTD")):
+        hidden_BTD = gathered_tokens(hidden_BTD)
     arguments = (
-        jax.reshard(hidden_BTD, s.activation("BTD")),
-        s.gather("DV", w_DV, dtype), s.gather("V", b_V, dtype),
+        hidden_BTD,
+        s.used("DV", w_DV, dtype), s.used("V", b_V, dtype),
         jax.reshard(labels_BT, BT), jax.reshard(weight_BT, BT),
     )
-    where = s.activation("BTD"), s.activation("DV"), s.activation("V"), BT, BT
+    where = BT, s.activation("DV"), s.activation("V"), BT, BT
     loss, right = total((sums, gradients, where), *arguments)
-    return loss / count, right / count
+    return tuple(times(x, 1 / jnp.float32(count)) for x in (loss, right))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -91,12 +91,18 @@ def total(how: tuple, *arguments: Array):
     """Sums over all tokens: (loss, right answers). Its gradient is written out."""
     sums, _, where = how
     rows, _ = axes = split_axes(where)
+    waits = waiting(arguments[1])
 
     def local(*tokens):
-        found = sums(*flat(axes, *tokens))
-        return jax.lax.psum(found, rows) if rows else found
+        return summed(sums(*flat(axes, *tokens)), rows, waits)
 
-    return shard_map_over_the_rest(local, where, (P(), P()))(*arguments)
+    specs = (P(unreduced=waits),) * 2
+    return shard_map_over_the_rest(local, where, specs)(*map(jax.reshard, arguments, where))
+
+
+def waiting(w: Float[Array, "..."]):
+    """The mesh axes over which the gradient of w is not summed here, but later: see `reduced`."""
+    return jax.typeof(w).sharding.spec.reduced
 
 
 def split_axes(where: tuple):
@@ -105,11 +111,8 @@ def split_axes(where: tuple):
     return tuple(tuple(jax.tree.leaves(tuple(spec))) for spec in (BT, V))
 
 
-def flat(
-    axes: tuple, h_bTD: Float[Array, "b T D"], w_Dv: Float[Array, "D v"],
-    b_v: Float[Array, "v"], labels_bT: Int[Array, "b T"],
-    weight_bT: Float[Array, "b T"],
-):
+def flat(axes: tuple, h_bTD: Float[Array, "b T D"], w_Dv: Float[Array, "D v"],
+         b_v: Float[Array, "v"], labels_bT: Int[Array, "b T"], weight_bT: Float[Array, "b T"]):
     """One device's tokens in a row; what each adds to a gradient is its own."""
     rows, ways = axes
     varying = partial(jax.lax.pcast, to="varying")
@@ -122,21 +125,32 @@ def total_forward(how: tuple, *arguments: Array):
     """The sums and, made on the way, the loss's gradients to hidden, w and b."""
     _, gradients, where = how
     rows, ways = axes = split_axes(where)
+    scattered, *waits = [waiting(x) for x in arguments[:3]]
 
     def local(h_bTD, *others):
         found, (dh_nD, *head) = gradients(*flat(axes, h_bTD, *others))
-        if rows:  # the head's gradients are summed once, after the loop
-            found, head = jax.lax.psum((found, head), rows)
-        dh_nD = jax.lax.psum(dh_nD, ways) if ways else dh_nD
-        return found, (dh_nD.reshape(h_bTD.shape), *head)
+        # sums and the head's gradients are added up once, after the loop, or later still
+        ours = zip((*found, *head), (waits[0], waits[0], *waits), strict=True)
+        found = [summed(x, rows, later) for x, later in ours]
+        dh_nD = summed(dh_nD, ways, scattered)
+        return tuple(found[:2]), (dh_nD.reshape(h_bTD.shape), *found[2:])
 
-    specs = (P(), P()), where[:3]
-    return shard_map_over_the_rest(local, where, specs)(*arguments)
+    later = scattered, *waits
+    found = tuple(P(*spec, unreduced=axes) for spec, axes in zip(where[:3], later, strict=True))
+    specs = (P(unreduced=waits[0]),) * 2, found
+    return shard_map_over_the_rest(local, where, specs)(*map(jax.reshard, arguments, where))
 
 
 def total_backward(how: tuple, gradients: tuple, cotangents: tuple):
-    scale = lambda x: (x * cotangents[0]).astype(x.dtype)
-    return *map(scale, gradients), None, None
+    return *(times(x, cotangents[0]) for x in gradients), None, None
+
+
+def times(x: Float[Array, "..."], factor: Float[Array, ""]):
+    """x, also a partial sum, times a number: for a partial sum it is typed `reduced`."""
+    waits = jax.typeof(x).sharding.spec.unreduced
+    if waiting(factor) != waits:
+        factor = jax.reshard(factor, P(reduced=waits))
+    return (x * factor).astype(x.dtype)
 
 
 total.defvjp(total_forward, total_backward)
@@ -166,13 +180,19 @@ def language_loss(
             batch["labels"], batch.get("weight"),
             vocabulary=model.config.vocabulary, sharding=model.sharding,
         )
+        if not program.waits:
+            loss, accuracy = map(added_up, (loss, accuracy))
     return loss, {"loss": loss, "accuracy": accuracy}
 
 
+def added_up(x: Float[Array, ""]):
+    """A partial sum added up over the devices; anything else as it is."""
+    return jax.reshard(x, P()) if jax.typeof(x).sharding.spec.unreduced else x
+
+
 def cross_entropy_sums(
-    axis: str | tuple[str, ...] | None, vocabulary: int, chunk: int,
-    h_nD: Float[Array, "n D"], w_Dv: Float[Array, "D v"],
-    b_v: Float[Array, "v"], labels_n: Int[Array, "n"],
+    axis: str | tuple[str, ...] | None, vocabulary: int, chunk: int, h_nD: Float[Array, "n D"],
+    w_Dv: Float[Array, "D v"], b_v: Float[Array, "v"], labels_n: Int[Array, "n"],
     weight_n: Float[Array, "n"],
 ):
     """Sums over this device's tokens: (loss, right answers), weighted.
@@ -189,9 +209,8 @@ def cross_entropy_sums(
 
 
 def sums_and_gradients(
-    axis: str | tuple[str, ...] | None, vocabulary: int, chunk: int,
-    h_nD: Float[Array, "n D"], w_Dv: Float[Array, "D v"],
-    b_v: Float[Array, "v"], labels_n: Int[Array, "n"],
+    axis: str | tuple[str, ...] | None, vocabulary: int, chunk: int, h_nD: Float[Array, "n D"],
+    w_Dv: Float[Array, "D v"], b_v: Float[Array, "v"], labels_n: Int[Array, "n"],
     weight_n: Float[Array, "n"],
 ):
     """The same sums, and the loss's gradients to hidden, weights and bias."""
@@ -218,15 +237,12 @@ def cut(chunk: int, *tokens: Shaped[Array | np.ndarray, "n ..."]):
     chunks = -(-n // chunk)
     size = -(-n // chunks)
     more = lambda x: [(0, chunks * size - n)] + [(0, 0)] * (x.ndim - 1)
-    return [
-        jnp.pad(x, more(x)).reshape(chunks, size, *x.shape[1:]) for x in tokens
-    ]
+    return [jnp.pad(x, more(x)).reshape(chunks, size, *x.shape[1:]) for x in tokens]
 
 
 def chunk_sums(
-    axis: str | tuple[str, ...] | None, vocabulary: int,
-    w_Dv: Float[Array, "D v"], b_v: Float[Array, "v"],
-    h_nD: Float[Array, "n D"], labels_n: Int[Array, "n"],
+    axis: str | tuple[str, ...] | None, vocabulary: int, w_Dv: Float[Array, "D v"],
+    b_v: Float[Array, "v"], h_nD: Float[Array, "n D"], labels_n: Int[Array, "n"],
     weight_n: Float[Array, "n"],
 ):
     """(loss, right answers) of one chunk, and its logits' gradients (n, v)."""
@@ -253,10 +269,8 @@ def chunk_sums(
 
 
 def token_losses(
-    hidden: Float[Array | np.ndarray, "... D"],
-    w_DV: Float[Array | np.ndarray, "D V"],
-    b_V: Float[Array | np.ndarray, "V"],
-    labels: Int[Array | np.ndarray, "..."],
+    hidden: Float[Array | np.ndarray, "... D"], w_DV: Float[Array | np.ndarray, "D V"],
+    b_V: Float[Array | np.ndarray, "V"], labels: Int[Array | np.ndarray, "..."],
 ):
     """The loss (nats) of each token, from all of its scores: (..., D) to (...)."""
     logits = hidden @ w_DV + b_V
@@ -266,10 +280,9 @@ def token_losses(
 
 
 def obvious_cross_entropy(
-    hidden_BTD: Float[Array | np.ndarray, "B T D"],
-    w_DV: Float[Array | np.ndarray, "D V"],
-    b_V: Float[Array | np.ndarray, "V"],
-    labels_BT: Int[Array | np.ndarray, "B T"], chunks: int = 16,
+    hidden_BTD: Float[Array | np.ndarray, "B T D"], w_DV: Float[Array | np.ndarray, "D V"],
+    b_V: Float[Array | np.ndarray, "V"], labels_BT: Int[Array | np.ndarray, "B T"],
+    chunks: int = 16,
 ):
     """The mean loss in chunks as one writes it first: right, and not divided.
 

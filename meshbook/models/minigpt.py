@@ -6,27 +6,22 @@ follows the attention and the MLP. Its weights fit here and give the same logits
 """
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.nn import initializers as init
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
-from meshbook.models.layers import MLP, Attention, Norm, Sizes, dropout, keys_for, parameter
-from meshbook.sharding import Sharding, axes_of, shard_map_over_the_rest
-
-MASKED = -1e30  # swallows what is added to it; its exp is 0, and never NaN
-LANES = 128  # the vocabulary is padded to a multiple of a TPU's width
-Ids, Hidden = Int[Array | np.ndarray, "B T"], Float[Array, "B T D"]
+from meshbook.models.kv_cache import attend, positions_and_seen
+from meshbook.models.layers import MLP, Attention, Norm, dropout, keys_for, parameter
+from meshbook.models.text_models import MASKED, Hidden, Ids, TextSizes, look_up
+from meshbook.sharding import Sharding
 
 
 @dataclass(frozen=True)
-class MiniGPTConfig(Sizes):
+class MiniGPTConfig(TextSizes):
     """Sizes of a MiniGPT; the defaults are what the source's code builds.
 
     vocabulary: tokens that exist; tokens T: of the window, the most that the
@@ -44,95 +39,6 @@ class MiniGPTConfig(Sizes):
     dropout: float = 0.1
     dtype: jax.typing.DTypeLike = jnp.float32
     param_dtype: jax.typing.DTypeLike = jnp.float32
-
-    def __post_init__(self):
-        for name in ("vocabulary", "tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"{name} is a number from 1; found {getattr(self, name)}"
-                )
-        super().__post_init__()
-
-    @property
-    def padded(self):
-        """V: the vocabulary, filled up to a multiple of 128."""
-        return -(-self.vocabulary // LANES) * LANES
-
-
-def look_up(letters: str, table: Float[Array, "N D"], ids_BT: Ids, count: int,
-            dtype: jax.typing.DTypeLike, sharding: Sharding):
-    """Rows of a parameter table, such as VD, by number: (B, T) to (B, T, D).
-
-    Where the table's rows are split over a mesh axis, each device looks up
-    what it has, and a sum of B·T·D numbers puts them together; the table does
-    not move. Numbers outside [0, count) give NaN, so that a loss shows them at
-    once.
-    """
-    ids_BT = jax.reshard(ids_BT, sharding.activation("BT"))
-    x_BTD = rows_of(
-        (sharding, letters, len(table)), sharding.gather(letters, table, dtype),
-        ids_BT,
-    )
-    known_BT = (ids_BT >= 0) & (ids_BT < count)
-    return jnp.where(known_BT[..., None], x_BTD, jnp.nan)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def rows_of(where: tuple, w_VD: Float[Array, "V D"], ids_BT: Ids):
-    """Rows of a table by number; where: (sharding, letters and length of the table).
-
-    Its gradient is written out, because JAX cannot differentiate a shard_map inside
-    another one, where pipelines have it.
-    """
-    sharding, letters, _ = where
-    table = sharding.activation(letters)
-
-    def local(w_vD, ids_bT):
-        at, mine = places(table, len(w_vD), ids_bT)
-        x_bTD = w_vD.at[at].get(mode="clip", wrap_negative_indices=False)
-        if not table:
-            return x_bTD
-        return jax.lax.psum(jnp.where(mine[..., None], x_bTD, 0), table[0])
-
-    specs = table, sharding.activation("BT")
-    return shard_map_over_the_rest(local, specs, sharding.activation("BTD"))(
-        w_VD, ids_BT
-    )
-
-
-def places(table: jax.P, length: int, ids_bT: Int[Array, "b T"]):
-    """Where in this device's part of a table a number is, and whether it is there."""
-    first = jax.lax.axis_index(table[0]) * length if table else 0
-    at = ids_bT - first
-    return at, (at >= 0) & (at < length)
-
-
-def rows_forward(where: tuple, w_VD: Float[Array, "V D"], ids_BT: Ids):
-    return rows_of(where, w_VD, ids_BT), ids_BT
-
-
-def rows_backward(where: tuple, ids_BT: Ids, dx_BTD: Hidden):
-    """Each row's gradient: the sum over all places that looked it up."""
-    sharding, letters, length = where
-    table, BT = sharding.activation(letters), sharding.activation("BT")
-    split = tuple(jax.tree.leaves((tuple(table), tuple(BT))))
-
-    def local(ids_bT, dx_bTD):
-        zero_vD = jnp.zeros((length // parts, dx_bTD.shape[-1]))  # bfloat16 sums would stall
-        zero_vD = jax.lax.pcast(zero_vD, split, to="varying")
-        at, mine = places(table, len(zero_vD), ids_bT)
-        dx_bTD = jnp.where(mine[..., None], dx_bTD, 0)
-        dw_vD = zero_vD.at[at].add(dx_bTD.astype(jnp.float32), mode="drop").astype(dx_bTD.dtype)
-        rows = tuple(jax.tree.leaves(tuple(BT)))
-        return jax.lax.psum(dw_vD, rows) if rows else dw_vD
-
-    mesh = jax.sharding.get_abstract_mesh()
-    parts = math.prod(mesh.shape[axis] for axis in axes_of(table[0] if table else None))
-    specs = BT, sharding.activation("BTD")
-    return shard_map_over_the_rest(local, specs, table)(ids_BT, dx_BTD), None
-
-
-rows_of.defvjp(rows_forward, rows_backward)
 
 
 class CausalAttention(Attention):
@@ -238,6 +144,35 @@ class MiniGPT(nnx.Module):
             with jax.named_scope(f"block_{i}"):
                 x_BTD = block(x_BTD, keys[i], segments)
         return x_BTD
+
+    def empty_cache(self, rows: int):
+        """The cache of a batch of texts before anything was read.
+
+        For each block a pair, keys and values (B, H, W, K): W columns, as many as the window.
+        """
+        c, spec = self.config, self.sharding.activation("BTHK")
+        empty_BWHK = jnp.zeros((rows, c.tokens, c.heads, c.head_size), c.dtype)
+        empty_BHWK = jax.reshard(empty_BWHK, spec).swapaxes(1, 2)
+        return [(empty_BHWK, empty_BHWK)] * c.layers
+
+    def extend(self, tokens_BT: Ids, cache: list | tuple, column: int | Array,
+               first_B: Int[Array, "B"]):
+        """Hidden states of tokens that follow cached ones: ((B, T, D), new cache).
+
+        The new tokens stand in `column` and those after it; a row's text begins in its first_B,
+        and a token sees the columns from there to its own.
+        """
+        positions_BT, seen_BTW = positions_and_seen(
+            tokens_BT.shape[1], self.config.tokens, column, first_B
+        )
+        x_BTD, new = self.embed(tokens_BT, positions_BT), []
+        for block, pair in zip(self.blocks, cache):
+            y_BTD, pair = attend(
+                block.attention, x_BTD, pair, column, seen_BTW[:, None]
+            )
+            x_BTD = block.add(x_BTD, y_BTD)
+            new.append(pair)
+        return x_BTD, new
 
     def head(self, x_BTD: Hidden):
         """Logits (B, T, V) of what the blocks made, MASKED for no token."""

@@ -10,13 +10,14 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from meshbook.hlo.collectives import Moved, Traffic
+from meshbook.models.decoder import DecoderConfig
 from meshbook.models.minigpt import MiniGPTConfig
 from meshbook.models.vit import ViTConfig
-from meshbook.planning import costs
+from meshbook.planning import costs, decoder_costs, decoder_memory
 from meshbook.planning.devices import Device, floors
-from meshbook.planning.memory_timeline import Moment, highest, memory_timeline
+from meshbook.planning.memory_timeline import KINDS, Moment, highest, memory_timeline
 
-PRESETS = ("data_parallel", "tensor_parallel", "fully_sharded")
+PRESETS = ("data_parallel", "tensor_parallel", "fully_sharded")  # of every model
 
 
 class Estimate(NamedTuple):
@@ -40,23 +41,31 @@ class Estimate(NamedTuple):
 
 
 def estimate(
-    config: ViTConfig | MiniGPTConfig, preset: str, mesh: Mapping[str, int], batch: int,
-    device: Device, checkpointed: bool = False,
+    config: ViTConfig | MiniGPTConfig | DecoderConfig, preset: str, mesh: Mapping[str, int],
+    batch: int, device: Device, checkpointed: bool = False,
 ):
-    """The Estimate of one training step in float32.
+    """The Estimate of one training step.
 
-    config: ViTConfig or MiniGPTConfig; preset: of `meshbook.sharding.Sharding`, by name; mesh:
-    {axis: size} of the axes for the batch and for the model, in this order; batch: images or rows
-    of text on all devices together; device: of `meshbook.planning.devices`. A MiniGPT has the
-    chunked loss, and its gradients are clipped by their norm. checkpointed: each block keeps only
-    its input for the backward pass. Memory is counted so; the work of the second forward pass of
-    the blocks, at most a third of the step's, and what it sends depend on the compiler and are not
-    counted, so that the floors still are floors.
+    config: of the ViT, of MiniGPT or of the decoder; preset: of PRESETS or, for a decoder, of
+    `meshbook.planning.decoder_costs.PRESETS`; mesh: {axis: size} of the axes for the batch and for
+    the model, in this order; batch: images or rows of text on all devices together; device: of
+    `meshbook.planning.devices`. Text models have the chunked loss, and their gradients are clipped
+    by their norm. checkpointed: each block of a ViT or MiniGPT keeps only its input for the
+    backward pass. Memory is counted so; the work of the second forward pass of the blocks, at most
+    a third of the step's, and what it sends depend on the compiler and are not counted, so that the
+    floors still are floors. Of a decoder, whose config says what is kept, both are counted.
     Raises ValueError for an unknown preset, and where the mesh does not divide sizes.
     """
-    if preset not in PRESETS:
-        raise ValueError(f"expected a preset of the sharding rules, one of {PRESETS}; "
+    is_decoder = isinstance(config, DecoderConfig)
+    presets = tuple(decoder_costs.PRESETS) if is_decoder else PRESETS
+    if preset not in presets:
+        raise ValueError(f"expected a preset of the sharding rules, one of {presets}; "
                          f"found {preset!r}")
+    if is_decoder:
+        if checkpointed:
+            raise ValueError("expected checkpointed=False: a decoder's config says what is kept, "
+                             f"here remat={config.remat!r}")
+        return _decoder(config, preset, mesh, batch, device)
     axes, (rows, across) = tuple(mesh), mesh.values()
     ways = 1 if preset == "data_parallel" else across
     shards = rows if preset == "fully_sharded" else 1
@@ -90,6 +99,29 @@ def _least(traffic, gathered, along, rows):
                    traffic.sizes)
 
 
+def _decoder(config, preset, mesh, batch, device):
+    """The Estimate of a decoder's step: its formulas know all presets and what is recomputed."""
+    axes, (rows, across) = tuple(mesh), mesh.values()
+    ways, own = 1 if preset == "data_parallel" else across, batch // rows
+    split = preset == "sequence_parallel"
+    divided = preset.startswith("fully_sharded") or preset in decoder_costs.BY_HAND
+    _check(config, batch, axes, rows, ways, rows if divided else 1, split)
+    held = decoder_memory.decoder_step_memory(config, own, ways, rows, preset)
+    timeline = decoder_memory.decoder_timeline(config, held)
+    useful, factor = decoder_costs.decoder_step_flops(config, batch, across, preset)
+    flops = useful * factor / (rows * across)
+    sizes = SimpleNamespace(shape=dict(zip(axes, (rows, across))))
+    traffic = Traffic(decoder_costs.decoder_step_traffic(
+        config, sizes, batch, preset, clipped=True, axes=axes), sizes.shape)
+    wire = traffic.wire_total
+    if preset.startswith("fully_sharded") and rows > 1:
+        wire = _least(traffic, 2 * decoder_costs.with_D(config, ways), axes[:1], rows).wire_total
+    through = costs.step_memory_traffic(held)
+    memory = {kind: max(moment.held[kind] for moment in timeline) for kind in KINDS}
+    return Estimate(memory, timeline, highest(timeline).total, useful, factor, flops, traffic,
+                    floors(device, flops, through, wire))
+
+
 def _vit(config, mesh, images, shards):
     rows, ways = mesh.shape.values()
     return (costs.vit_step_memory(config, images // rows, ways, shards),
@@ -109,13 +141,17 @@ def _gpt(config, mesh, batch, shards):
                 costs.gpt_parameters, config, mesh, tuple(mesh.shape))))
 
 
-def _check(config, batch, axes, rows, ways, shards):
+def _check(config, batch, axes, rows, ways, shards, split=False):
     """ValueError where a size does not divide over its mesh axis."""
     data, model = axes
     sizes = [("batch", batch, rows, data), ("heads", config.heads, ways, model),
              ("hidden", config.hidden, ways, model), ("embed", config.embed, shards, data)]
     if hasattr(config, "vocabulary"):
         sizes.append(("padded vocabulary", config.padded, ways, model))
+    if getattr(config, "groups", 0):
+        sizes.append(("groups", config.groups, ways, model))
+    if split:
+        sizes.append(("tokens", config.tokens, ways, model))
     for name, size, parts, axis in sizes:
         if size % parts:
             raise ValueError(f"{name}={size} does not divide over mesh axis {axis!r} of size "

@@ -40,7 +40,7 @@ def memory_timeline(
 
     batch: examples on this device; ways: devices along "model"; rows: those along "batch" that
     divide the parameters too (fully sharded). checkpointed: a block keeps only what comes into it,
-    and is computed again when the backward pass gets there (`meshbook.parallel.remat`).
+    and is computed again when the backward pass gets there (`models.checkpointed_vit`).
     The largest total of a step that is not checkpointed is `costs.step_peak`.
     """
     of = costs.gpt_step_memory if hasattr(config, "vocabulary") else costs.vit_step_memory

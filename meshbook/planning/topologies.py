@@ -40,6 +40,7 @@ RESULTS = next(folder for folder in (_PACKAGE.parent / "results", _PACKAGE / "re
 TOPOLOGIES = {  # as readers know them: libtpu's name, options
     "v2-8": ("v2:2x2", {}),
     "v3-8": ("v3:2x2", {}),
+    "v4:2x2x2": ("v4:2x2x2", {"chip_config_name": "megacore"}),
     "v4:2x4x4": ("v4:2x4x4", {"chip_config_name": "megacore"}),
     "v5e-1": ("v5e:1x1", {"chips_per_host_bounds": (1, 1, 1)}),
     "v5e-8": ("v5e:2x4", {}),
@@ -63,7 +64,7 @@ class Compilation:
     memory ran short. operations: how many of each kind are left after fusion. traffic and flops as
     `collectives` and `work` count them. What is not known of a program that does not fit is None.
     clock: its time by the compiler's clock, see `meshbook.planning.clocks`; None where it gives
-    none. seconds: of compilation.
+    none. seen: what `look` of `compile_for` found. seconds: of compilation.
     """
 
     topology: str
@@ -81,6 +82,7 @@ class Compilation:
     traffic: Traffic | None = None
     flops: int | None = None
     clock: dict | None = None
+    seen: dict | None = None
     seconds: float = 0.0
     versions: dict = dataclasses.field(default_factory=dict)
 
@@ -175,12 +177,14 @@ def quiet():
         os.close(nowhere)
 
 
-def compile_for(name: str, step: Callable, *arguments: Any, cache: Path | str | None = None):
+def compile_for(name: str, step: Callable, *arguments: Any, cache: Path | str | None = None,
+                look: Callable | None = None):
     """Compile a jitted function for a TPU that is not here: a Compilation.
 
     arguments: trees of `jax.ShapeDtypeStruct`, laid out on a `tpu_mesh`; what has no layout lies
     whole on every device of that mesh, or on the first device. cache: a folder in which results
-    are kept by program, topology and versions; several processes may use it at once.
+    are kept by program, topology and versions; several processes may use it at once. look(text,
+    mesh) gives a dict of more that is to be kept of the program.
     Raises ValueError for a mesh of other devices, and what `topology` raises.
 
     >>> mesh = tpu_mesh("v5e-8", (4, 2))
@@ -191,9 +195,10 @@ def compile_for(name: str, step: Callable, *arguments: Any, cache: Path | str | 
         lowered = step.lower(*arguments)
     versions = {each: importlib.metadata.version(each) for each in ("jax", "jaxlib", "libtpu")}
     path = cache and Path(cache) / f"{_key(lowered, name, versions)}.json"
-    if path and path.exists():
-        return Compilation.of_record(json.loads(path.read_text()))
-    compilation = _compile(lowered, name, mesh, versions)
+    kept = path and path.exists() and Compilation.of_record(json.loads(path.read_text()))
+    if kept and (look is None or kept.seen or not kept.fits):
+        return kept
+    compilation = _compile(lowered, name, mesh, versions, look)
     if path:
         write_json(path, compilation.record())
     return compilation
@@ -217,12 +222,8 @@ def _placed(name, arguments):
                          f"shape); found devices of {mesh.devices.flat[0].device_kind}"
                          f"{' and other meshes' if meshes else ''}")
     default = SingleDeviceSharding(topology(name)[0]) if mesh is None else NamedSharding(mesh, P())
-
-    def put(leaf):
-        layout = leaf.sharding or default
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout)
-
-    return jax.tree.map(put, arguments), mesh
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(
+        leaf.shape, leaf.dtype, sharding=leaf.sharding or default), arguments), mesh
 
 
 def _key(lowered, name, versions):
@@ -231,7 +232,7 @@ def _key(lowered, name, versions):
     return hashlib.sha256(said.encode()).hexdigest()
 
 
-def _compile(lowered, name, mesh, versions):
+def _compile(lowered, name, mesh, versions, look):
     began = time.perf_counter()
     known = dict(topology=name, versions=versions,
                  mesh=dict(mesh.shape) if mesh and mesh.size > 1 else {})
@@ -251,7 +252,7 @@ def _compile(lowered, name, mesh, versions):
         temporaries=memory.temp_size_in_bytes, shared=memory.alias_size_in_bytes,
         rematerialised=rematerialised(text), operations=operations(text),
         traffic=Traffic() if mesh is None else collectives(text, mesh), flops=work(text),
-        clock=clocked(text, mesh, name),
+        clock=clocked(text, mesh, name), seen=look and look(text, mesh),
         seconds=round(time.perf_counter() - began, 1), **known)
 
 
@@ -272,9 +273,8 @@ def shortage(message: str):
 
 def rematerialised(text: str):
     """How many operations of a program the compiler computes again to save memory."""
-    found = (instruction for computation in parse(text).computations.values()
-             for instruction in computation.instructions.values())
-    return sum(bool(re.search(r"\.remat\d*", each.name)) for each in found)
+    return sum(bool(re.search(r"\.remat\d*", name)) for computation in
+               parse(text).computations.values() for name in computation.instructions)
 
 
 def operations(compiled: Any):

@@ -18,6 +18,7 @@ from jaxtyping import Array
 
 from meshbook import proofs
 from meshbook.hlo.options import compiled_fast
+from meshbook.parallel.zero import value_and_grad
 from meshbook.training.optimizers import (
     found_in, last_gradients, weights_of_moments
 )
@@ -29,7 +30,7 @@ def value_and_gradients(
 ):
     """((loss, metrics), gradients) of one training batch; the key is folded with step."""
     key = jax.random.fold_in(key, state.step)
-    grad = jax.value_and_grad(state.program.loss, has_aux=True)
+    grad = value_and_grad(state.program.loss)
     return grad(state.params, state.program, batch, key)
 
 

@@ -14,10 +14,11 @@ from jaxtyping import Array
 def decayed(params: Any):
     """Which parameters weight decay pulls towards 0: matrices, not norms and biases.
 
-    A bias of the attention has several dimensions, so names decide too.
+    A bias of the attention has several dimensions, and so has what layers stack: names decide too.
     """
     def is_matrix(path, x):
-        return x.ndim > 1 and not path[-1].key.startswith("b_")
+        kind = path[-1].key.partition("_")[0]
+        return x.ndim > 1 and kind not in ("b", "scale", "shift")
 
     return jax.tree_util.tree_map_with_path(is_matrix, params)
 

@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from jaxtyping import Array, Shaped
 
 from meshbook.hlo.options import compiled_fast
+from meshbook.parallel import zero
 from meshbook.sharding import axes_of, make_mesh, place
 
 
@@ -86,7 +87,8 @@ class Program:
     """What a training run is besides its arrays: model, optimizer, mesh, layouts, loss.
 
     loss(params, program, batch, key=None) -> (loss, metrics): see loss_and_metrics.
-    rows: the mesh axis, or axes, that split a batch's rows.
+    rows: the mesh axis, or axes, that split a batch's rows. waits: whether the loss may leave sums
+    over devices to whoever asks for it, who adds up parts of the batch before.
     """
 
     graph: Any
@@ -96,6 +98,7 @@ class Program:
     prepare: Callable
     loss: Callable = loss_and_metrics
     rows: str | tuple = "batch"
+    waits: bool = False
 
     @property
     def ways(self):
@@ -108,6 +111,7 @@ class Program:
 
     def model(self, params: Any):
         """The model, put together again with these parameters."""
+        params = params if self.lives is None else zero.gathered_once(params, self.lives)
         return nnx.merge(self.graph, numbered(params))
 
     def apply(
@@ -117,22 +121,39 @@ class Program:
         return self.model(params)(inputs, key=key)
 
     @property
+    def lives(self):
+        """A sharding.Lives for every parameter, or None where gradients are not summed by hand."""
+        found = nested(jax.tree.map(
+            lambda w: w.get_metadata().get("lives"), self.variables,
+            is_leaf=lambda w: isinstance(w, nnx.Variable)))
+        return found if jax.tree.leaves(found) else None
+
+    @property
     def specs(self):
         """The PartitionSpec of every parameter and of every optimizer leaf."""
-        params = nested(nnx.get_partition_spec(self.variables))
+        params = owned = nested(nnx.get_partition_spec(self.variables))
+        if self.lives is not None:
+            owned = jax.tree.map(lambda each: each.moments, self.lives)
         state = jax.eval_shape(self.optimizer.init, nested(self.variables))
         moments = optax.tree_utils.tree_map_params(
-            self.optimizer, lambda _, spec: spec, state, params,
+            self.optimizer, lambda _, spec: spec, state, owned,
             transform_non_params=lambda _: P(),
         )
         return params, to_state_dict(moments)
 
     def update(self, grads: Any, opt_state: Any, params: Any):
-        """The optimizer's step on nested dicts: (new parameters, new state)."""
+        """The optimizer's step on nested dicts: (new parameters, new state).
+
+        A device updates what its moments are of; where they are of a part, parts are gathered.
+        """
+        specs, lives = jax.tree.map(lambda w: jax.typeof(w).sharding.spec, params), self.lives
+        params = params if lives is None else zero.own_part(params, lives)
         empty = jax.eval_shape(self.optimizer.init, params)
         old = from_state_dict(empty, opt_state)
         updates, new = self.optimizer.update(grads, old, params)
-        return optax.apply_updates(params, updates), to_state_dict(new)
+        params = optax.apply_updates(params, updates)
+        params = params if lives is None else jax.tree.map(jax.reshard, params, specs)
+        return params, to_state_dict(new)
 
 
 def nested(variables: Any):

@@ -5,11 +5,14 @@ import itertools
 import re
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 from browsers import CHROMIUM
 
 from meshbook.drawing.memory_timelines import WORDS, binary
 from meshbook.models import MiniGPTConfig, ViTConfig
+from meshbook.models.decoder import DecoderConfig
+from meshbook.planning.decoder_costs import PRESETS as DECODER_PRESETS
 from meshbook.planning.devices import DEVICES
 from meshbook.planning.estimates import PRESETS, estimate
 from meshbook.planning.memory_timeline import highest
@@ -23,23 +26,45 @@ SIZES = {
     "MiniGPT": (MiniGPTConfig, ({}, {"vocabulary": 250, "tokens": 24, "embed": 40, "hidden": 96,
                                      "heads": 4, "layers": 2}, {"embed": 1536, "hidden": 6144,
                                                                 "heads": 12, "layers": 48})),
+    "Decoder": (DecoderConfig, (
+        {}, {"vocabulary": 250, "tokens": 32, "embed": 40, "hidden": 96, "heads": 4, "layers": 2,
+             "groups": 2, "bias": True, "remat": "products", "dtype": jnp.bfloat16},
+        {"embed": 64, "hidden": 80, "heads": 8, "layers": 6, "period": 3, "latent": 24, "rotary": 6,
+         "tokens": 40, "bias": True, "gated": False},
+        {"latent": 16, "heads": 4, "rotary": 10, "remat": "attention"},
+        {"latent": 16, "remat": "all", "groups": 0, "dtype": jnp.bfloat16})),
 }
+JAXFORMER = DecoderConfig.jaxformer(dtype=jnp.bfloat16, remat="all")
 MESHES = ((1, 1), (8, 1), (1, 8), (4, 2), (2, 4), (3, 5), (256, 2))
 BATCHES = (8, 15, 1024, 65_536)
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium on the PATH")
 
 
+def presets_of(model):
+    return DECODER_PRESETS if model == "Decoder" else PRESETS
+
+
+def sizes_of(config):
+    """A config as the script has it."""
+    sizes = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)
+             if field.type in ("int", int)}
+    if isinstance(config, DecoderConfig):
+        sizes |= {"gated": int(config.gated), "bias": int(config.bias), "remat": config.remat,
+                  "number": jnp.dtype(config.dtype).itemsize}
+    return sizes
+
+
 def choices():
     for model, (Config, kinds) in SIZES.items():
-        for own, preset, mesh, batch in itertools.product(kinds, PRESETS, MESHES, BATCHES):
-            names = [field.name for field in dataclasses.fields(Config)
-                     if field.type in ("int", int)]
-            sizes = {name: getattr(Config(**own), name) for name in names}
+        for own, preset, mesh, batch in itertools.product(kinds, presets_of(model), MESHES,
+                                                          BATCHES):
+            config = Config(**own, **({"dropout": 0.1} if model == "Decoder" else {}))
             device = list(DEVICES.values())[(batch + sum(mesh)) % len(DEVICES)]
-            yield Config(**own), device, {
-                "model": model, "sizes": sizes, "preset": preset, "rows": mesh[0], "across": mesh[1],
-                "batch": batch, "checkpointed": (batch + mesh[0]) % 3 == 0,
+            yield config, device, {
+                "model": model, "sizes": sizes_of(config), "preset": preset, "rows": mesh[0],
+                "across": mesh[1], "batch": batch,
+                "checkpointed": model != "Decoder" and (batch + mesh[0]) % 3 == 0,
                 "device": dataclasses.asdict(device)}
 
 
@@ -51,8 +76,9 @@ def in_python(config, device, choice):
     except ValueError as error:
         return str(error).partition(":")[0]
     traffic = found.traffic
-    moved = [[kind, axis, each.bytes, pytest.approx(traffic.wire(axis, kind=kind), rel=1e-12)]
-             for (kind, (axis,)), each in traffic.items()]
+    moved = [[kind, ", ".join(axes), each.bytes,
+              pytest.approx(traffic.wire(*axes, kind=kind), rel=1e-12)]
+             for (kind, axes), each in traffic.items()]
     timeline = [moment._asdict() for moment in found.timeline]
     return found._asdict() | {"traffic": sorted(moved, key=lambda each: each[:2]),
                               "timeline": timeline}
@@ -65,8 +91,13 @@ def tab(browser):
     context.close()
 
 
+def add_scripts(tab):
+    for name in "calculator.js", "calculator-decoder.js":
+        tab.add_script_tag(path=ROOT / "book" / "_static" / name)
+
+
 def test_the_script_gives_what_python_gives(tab):
-    tab.add_script_tag(path=ROOT / "book" / "_static" / "calculator.js")
+    add_scripts(tab)
     asked = list(choices())
     answers = tab.evaluate(
         """choices => choices.map(choice => {
@@ -87,18 +118,25 @@ def test_the_script_gives_what_python_gives(tab):
         for name in ("factor", "flops", "floors"):
             assert answer[name] == pytest.approx(expected[name], rel=1e-12), (name, choice)
     assert 100 < refused < len(asked) - 100
-    assert len(kinds) == 2 * len(PRESETS) * 2  # checkpointed and not
+    assert len(kinds) == 2 * len(PRESETS) * 2 + len(DECODER_PRESETS)  # checkpointed and not
 
 
 def test_a_form_that_makes_no_sense_is_refused_in_words(tab):
-    tab.add_script_tag(path=ROOT / "book" / "_static" / "calculator.js")
-    *_, choice = next(choices())
-    for change, words in [({"heads": 5}, "embed=384 is not a multiple of heads=5"),
-                          ({"patch": 5}, "image=32 is not a multiple of patch=5")]:
-        sizes = choice["sizes"] | change
+    add_scripts(tab)
+    first = {choice["model"]: choice for *_, choice in reversed(list(choices()))}
+    for model, change, words in [
+            ("ViT", {"heads": 5}, "embed=384 is not a multiple of heads=5"),
+            ("ViT", {"patch": 5}, "image=32 is not a multiple of patch=5"),
+            ("Decoder", {"groups": 3}, "heads=8 is not a multiple of groups=3"),
+            ("Decoder", {"period": 3}, "layers=4 is not a multiple of period=3"),
+            ("Decoder", {"rotary": 8}, "rotary=8 is for a latent"),
+            ("Decoder", {"latent": 8, "rotary": 7}, "rotary positions turn pairs of numbers"),
+            ("Decoder", {"latent": 8, "groups": 4},
+             "keys and values come from groups or from a latent")]:
+        sizes = first[model]["sizes"] | change
         assert words == tab.evaluate("""choice => {
           try { meshbook.estimate(choice); } catch (error) { return error.message; } }""",
-                                     choice | {"sizes": sizes})
+                                     first[model] | {"sizes": sizes})
 
 
 site = pytest.mark.skipif(not PAGE.exists(), reason="no site in _build/html: make book")
@@ -196,3 +234,42 @@ def test_what_cannot_be_is_said_in_the_form(tab, label, value, words):
     tab.goto(PAGE.as_uri())
     tab.get_by_label(label).fill(value)
     assert tab.locator(".calculator-output").inner_text() == words
+
+
+@site
+def test_a_decoder_has_its_own_presets_and_sizes_and_jaxformer_is_a_ready_choice(tab):
+    tab.goto(PAGE.as_uri())
+    presets = lambda: tab.get_by_label("Sharding").locator("option").count()
+    choose = lambda name, value: tab.locator(f"[name={name}]").select_option(value)
+    assert presets() == len(PRESETS) and tab.locator("[name=remat]").count() == 0
+    choose("model", "JAXformer")
+    assert presets() == len(DECODER_PRESETS)
+    assert not tab.locator("[name=activations]").is_visible()
+    assert {name: tab.locator(f"[name={name}]").input_value()
+            for name in sizes_of(JAXFORMER)} == {
+        name: str(value) for name, value in sizes_of(JAXFORMER).items()}
+    for policy, preset in itertools.product(("all", "none"), DECODER_PRESETS):
+        choose("remat", policy)
+        choose("preset", preset)
+        tab.get_by_label("Batch, all devices").fill("64")
+        found = estimate(dataclasses.replace(JAXFORMER, remat=policy), preset,
+                         {"batch": 4, "model": 2}, 64, DEVICES["TPU v5e"])
+        verdict = tab.locator(".calculator-verdict").inner_text()
+        assert verdict.endswith(f": {binary(found.peak)} of 16 GiB on each device")
+    other = tab.context.new_page()
+    other.goto(tab.url)
+    shown = tab.locator(".calculator-output").inner_text()
+    assert other.locator(".calculator-output").inner_text() == shown
+    choose("model", "ViT")  # which has not this preset
+    assert tab.get_by_label("Sharding").input_value() == "tensor_parallel"
+
+
+@site
+def test_none_is_a_number_where_a_size_may_be_none(tab):
+    tab.goto(f"{PAGE.as_uri()}#model=Decoder&latent=16&batch=64")
+    assert tab.locator(".calculator-verdict").inner_text().startswith("Fits: ")
+    tab.get_by_label("Rotary P").fill("")
+    assert tab.locator(".calculator-output").inner_text() == (
+        "Rotary P is a whole number from 0; found nothing")
+    tab.get_by_label("Rotary P").fill("8")
+    assert tab.locator(".calculator-verdict").inner_text().startswith("Fits: ")

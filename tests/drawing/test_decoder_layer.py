@@ -3,7 +3,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from meshbook.drawing.decoder import draw_decoder
+from meshbook.drawing.decoder import draw_decoder, draw_pre_norm
 
 COUNTS = {"embedding": 1_000, "attention": 2_000, "norm": 30, "MLP": 4_000, "head": 5_000}
 
@@ -33,3 +33,32 @@ def test_the_block_frames_attention_mlp_and_their_norms_only():
 def test_a_missing_step_is_refused():
     with pytest.raises(ValueError, match="found .'embedding'"):
         draw_decoder({"embedding": 1}, 3, 16, 640)
+
+
+STEPS = {"table": 900, "norm": 10, "attention": 400, "norm 2": 10, "MLP": 800, "last norm": 11,
+         "head": 0}
+
+
+def test_a_pre_norm_decoder_frames_one_layer_and_adds_to_the_stream_twice():
+    drawing = draw_pre_norm(STEPS, 3, "A decoder.")
+    root = ElementTree.fromstring(drawing.html)
+    words = [node.text for node in root.iter() if node.tag.endswith("text")]
+    numbers = [word for word in words if word.replace(",", "").isdigit()]
+    assert numbers == ["900", "10", "400", "10", "800", "11", "0"]
+    assert words.count("+") == 2 and "3 layers" in words
+    boxes = [box for box in root if box.tag.endswith("rect")]
+    (layer,) = [box for box in boxes if box.get("stroke-dasharray")]
+    top = float(layer.get("y"))
+    bottom = top + float(layer.get("height"))
+    inside = [top < float(box.get("y")) and float(box.get("y")) + float(box.get("height")) < bottom
+              for box in boxes if box is not layer]
+    assert inside == [False, True, True, True, True, False, False]
+    sums = [float(node.get("cy")) for node in root if node.tag.endswith("circle")]
+    below = [float(box.get("y")) for box in boxes if box is not layer]
+    assert below[2] < sums[0] < below[3] and below[4] < sums[1] < below[5]
+    assert "attention: 400 parameters" in drawing.alt
+
+
+def test_a_pre_norm_decoder_of_other_steps_is_refused():
+    with pytest.raises(ValueError, match="seven steps; found table"):
+        draw_pre_norm({"table": 1}, 3, "A decoder.")

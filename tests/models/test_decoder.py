@@ -13,8 +13,8 @@ from meshes import on_one_device
 from meshbook.models.decoder import Decoder, DecoderConfig
 from meshbook.models.heads import angles, rotate
 from meshbook.models.losses import language_loss
-from meshbook.models.minigpt import MASKED
 from meshbook.models.reference_decoder import decoder
+from meshbook.models.text_models import MASKED
 from meshbook.proofs import work
 from meshbook.sharding import Sharding, make_mesh
 from meshbook.training import create_state

@@ -11,7 +11,7 @@ from flax import nnx
 from meshes import on_one_device
 from tiny_gpt import CONFIG, tiny_state
 
-from meshbook.models import MiniGPT, MiniGPTConfig, as_text, generate, kv_cache, stream
+from meshbook.models import MiniGPT, MiniGPTConfig, as_text, generate, stream
 from meshbook.models.generation import draw, least_likely, window_start
 from meshbook.sharding import Sharding, make_mesh
 
@@ -212,10 +212,10 @@ def test_tokens_read_in_two_pieces_are_those_read_at_once(cut):
     first_B = jnp.zeros(2, jnp.int32)
     with jax.set_mesh(make_mesh((1, 1))):
         model = MiniGPT(config, Sharding.none(), rngs=nnx.Rngs(0))
-        empty = kv_cache.empty_cache(model, 2)
-        whole, cache = kv_cache.extend(model, tokens_BT, empty, 0, first_B)
-        one, half = kv_cache.extend(model, tokens_BT[:, :cut], empty, 0, first_B)
-        two, full = kv_cache.extend(model, tokens_BT[:, cut:], half, cut, first_B)
+        empty = model.empty_cache(2)
+        whole, cache = model.extend(tokens_BT, empty, 0, first_B)
+        one, half = model.extend(tokens_BT[:, :cut], empty, 0, first_B)
+        two, full = model.extend(tokens_BT[:, cut:], half, cut, first_B)
         plain = model.hidden(tokens_BT)
     np.testing.assert_allclose(np.concatenate([one, two], 1), whole, atol=1e-5)
     np.testing.assert_allclose(whole, plain, atol=1e-5)

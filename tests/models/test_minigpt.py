@@ -14,7 +14,7 @@ from tiny_gpt import CONFIG, ROWS, build, place_all, tiny_state, weights
 
 from meshbook.hlo import module
 from meshbook.models import MiniGPTConfig
-from meshbook.models.minigpt import MASKED, look_up
+from meshbook.models.text_models import MASKED, look_up
 from meshbook.planning import costs
 from meshbook.sharding import Sharding, make_mesh
 

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -17,6 +18,7 @@ from meshbook.hlo import module
 from meshbook.hlo.collectives import Moved, Traffic
 from meshbook.models import ViTConfig
 from meshbook.planning import costs, topologies
+from meshbook.planning.decoder_programs import SCATTERED, WHOLE, look
 from meshbook.planning.devices import DEVICES
 from meshbook.planning.topologies import (
     Compilation, compile_for, operations, rematerialised, tpu_mesh,
@@ -198,8 +200,8 @@ def test_a_recorded_cell_compiles_to_the_same_again(name):
 
 @compiler
 @pytest.mark.parametrize("name, devices", [
-    ("v2-8", 8), ("v3-8", 8), ("v4:2x4x4", 32), ("v5e-1", 1), ("v5e-8", 8), ("v5p", 8),
-    ("v6e-8", 8), ("v5e:2x2", 4)])
+    ("v2-8", 8), ("v3-8", 8), ("v4:2x2x2", 8), ("v4:2x4x4", 32), ("v5e-1", 1), ("v5e-8", 8),
+    ("v5p", 8), ("v6e-8", 8), ("v5e:2x2", 4)])
 def test_topologies_have_as_many_devices_as_their_names_say(name, devices):
     assert len(topologies.topology(name)) == devices
 
@@ -232,6 +234,28 @@ def test_what_was_compiled_is_not_compiled_again(tmp_path, monkeypatch):
         topology, x = (other, X) if isinstance(other, str) else ("v2-8", other)
         with pytest.raises(TypeError):  # it wants to compile
             compile_for(topology, product, x, cache=tmp_path)
+
+
+@compiler
+def test_what_is_looked_for_is_found_and_kept(tmp_path):
+    mesh = tpu_mesh("v5e-8", (8, 1))
+    spec = partial(NamedSharding, mesh)
+    x = jax.ShapeDtypeStruct((1024, 256), jnp.float32, sharding=spec(P("batch")))
+    w = jax.ShapeDtypeStruct((256, 512), jnp.float32, sharding=spec(P("batch")))
+
+    @partial(jax.jit, out_shardings=spec(P("batch")))
+    def gradient(w, x):
+        with jax.named_scope("mlp"):
+            return jax.grad(lambda w: jnp.square(x @ jax.reshard(w, P())).sum())(w)
+
+    seen = partial(look, "v5e-8", {"w_DF": ((256, 512), (32, 512))})
+    plain = compile_for("v5e-8", gradient, w, x, cache=tmp_path)
+    found = compile_for("v5e-8", gradient, w, x, cache=tmp_path, look=seen)
+    assert plain.seen is None and dataclasses.replace(found, seen=None, seconds=0) == (
+        dataclasses.replace(plain, seconds=0))
+    assert found.seen["gradients"]["w_DF"] in (SCATTERED, WHOLE)
+    assert found.seen["parts"]["mlp"] > 0
+    assert compile_for("v5e-8", gradient, w, x, cache=tmp_path, look=None) == found
 
 
 @compiler

@@ -14,12 +14,19 @@ from benchmarks.mutants import ROOT, Fault
 
 FAULTS = mutants.faults()
 MODULES = {
-    "sharding", "data/augmentation", "data/images", "data/tokens",
-    "models/fused_loss", "models/generation", "models/kv_cache", "models/layers", "models/losses",
-    "models/minigpt", "models/vit", "training/loop", "training/optimizers", "training/state",
+    "sharding/gradients", "sharding/meshes", "sharding/rules", "parallel/zero",
+    "data/augmentation", "data/images", "data/tokens",
+    "models/decoder", "models/fused_loss", "models/generation", "models/kv_cache",
+    "models/layers", "models/losses", "models/minigpt", "models/row_attention",
+    "models/text_models", "models/vit",
+    "parallel/accumulation",
+    "training/loop", "training/optimizers", "training/state",
     "hlo/clock", "hlo/exchanges", "hlo/execution", "hlo/flops", "hlo/liveness", "hlo/memory",
     "hlo/module", "hlo/replica_groups", "hlo/schedule", "hlo/wire",
-    "planning/explorer", "planning/memory_timeline",
+    "hlo/in_flight", "parallel/overlap", "parallel/sequence",
+    "planning/decoder_costs", "planning/decoder_memory",
+    "planning/decoder_programs", "planning/explorer", "planning/memory_timeline",
+    "planning/recorded_learning",
     "profiling/op_stats", "profiling/overlap", "profiling/traces",
     "saving/checkpoint_files", "saving/checkpoints", "saving/manifests",
 }

@@ -31,3 +31,12 @@ def definitions(code):
         elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "a").isupper():
             found[node.targets[0].id] = ast.dump(node)
     return found
+
+
+@functools.cache
+def members(code):
+    """{class: {method or field: syntax tree}} of the classes at the top of some code."""
+    named = lambda node: getattr(node, "name", None) or getattr(
+        getattr(node, "target", None), "id", "")
+    return {node.name: {named(each): ast.dump(each) for each in Bare().visit(node).body}
+            for node in ast.parse(code).body if isinstance(node, ast.ClassDef)}

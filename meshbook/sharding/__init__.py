@@ -1,0 +1,18 @@
+"""A mesh of devices, and the rules that say over which of its axes each dimension is split.
+
+`meshes` makes meshes and places batches, `rules` has the sharding rules and their presets,
+`gradients` says where gradients are summed.
+"""
+
+from meshbook.sharding.gradients import (
+    WithOwn, extra_axes, of_parts, opened, own_parts, reduced, shard_map_over_the_rest,
+    still_reduced, summed, waiting, with_parts,
+)
+from meshbook.sharding.meshes import axes_of, check_split, make_mesh, place
+from meshbook.sharding.rules import LETTERS, Lives, Sharding, beside, spec_of
+
+__all__ = [
+    "LETTERS", "Lives", "Sharding", "WithOwn", "axes_of", "beside", "check_split", "extra_axes",
+    "make_mesh", "of_parts", "opened", "own_parts", "place", "reduced", "shard_map_over_the_rest",
+    "spec_of", "still_reduced", "summed", "waiting", "with_parts",
+]

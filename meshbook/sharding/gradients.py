@@ -1,0 +1,194 @@
+"""Where gradients are summed: types that make them wait, and sums by hand.
+
+A gradient is summed over the devices whose rows it comes from. An array that is typed `reduced`
+along a mesh axis has a gradient that is not yet: a partial sum, typed `unreduced`.
+
+Source: Rajbhandari et al. 2020, "ZeRO" (each device sums the gradients of its own part).
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from meshbook.sharding.meshes import axes_of
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class WithOwn:
+    """A parameter that is whole on each device, and the device's own part, which has the gradient.
+
+    It can be used like the parameter where that is cast, indexed or transposed.
+    """
+
+    whole: Any
+    own: Any
+
+    def both(self, change: Callable):
+        """The same change made to the whole and to the part."""
+        return WithOwn(change(self.whole), change(self.own))
+
+    def astype(self, dtype: DTypeLike):
+        return self.both(lambda x: x.astype(dtype))
+
+    def __getitem__(self, index: Any):
+        return self.both(lambda x: x[index])
+
+    def __len__(self):
+        return len(self.whole)
+
+    @property
+    def T(self):
+        return self.both(lambda x: x.T)
+
+
+def own_parts(params: Any):
+    """The arrays of a tree of parameters that have gradients."""
+    return jax.tree.map(lambda w: w.own if isinstance(w, WithOwn) else w, params, is_leaf=is_pair)
+
+
+def with_parts(params: Any, parts: Any):
+    """The parameters with other own parts."""
+    return jax.tree.map(lambda w, own: WithOwn(w.whole, own) if isinstance(w, WithOwn) else own,
+                        params, parts, is_leaf=is_pair)
+
+
+def of_parts(params: Any, gradients: Any):
+    """The gradient of the parameters, by those of their own parts: a whole has none."""
+    return jax.tree.map(lambda w, g: WithOwn(None, g) if isinstance(w, WithOwn) else g,
+                        params, gradients, is_leaf=is_pair)
+
+
+def is_pair(w: Any):
+    """Whether this is a parameter with an own part beside it."""
+    return isinstance(w, WithOwn)
+
+
+Parameter = Float[Array | np.ndarray, "..."] | WithOwn
+
+
+def reduced(x: Float[Array, "..."], *rules: str | tuple[str, ...] | None):
+    """x, typed `reduced` along these mesh axes: its gradient is summed over them here, once.
+
+    Until then each device keeps its own part of the gradient. Without it every product with x sums
+    its part over the devices at once. Axes that split x, or are manual in an enclosing shard_map,
+    are left out.
+    """
+    spec = jax.typeof(x).sharding.spec
+    found = waiting(spec, *rules)
+    return x if found == spec else jax.reshard(x, found)
+
+
+def waiting(spec: P, *rules: str | tuple[str, ...] | None):
+    """A spec that is `reduced` along these mesh axes, too, where they split nothing in it."""
+    taken = {axis for rule in spec.partitions for axis in axes_of(rule)}
+    taken |= set(jax.sharding.get_abstract_mesh().manual_axes)
+    axes = {axis for rule in rules for axis in axes_of(rule)} - taken
+    return P(*spec.partitions, reduced=axes | spec.reduced)
+
+
+def still_reduced(x: Float[Array, "..."], spec: P):
+    """x in this sharding; its gradient goes on waiting along the axes along which it did."""
+    return jax.reshard(x, P(*spec.partitions, reduced=jax.typeof(x).sharding.spec.reduced))
+
+
+def opened(w: Parameter, used: P):
+    """A parameter as it is used: in the sharding `used`, along whose `reduced` axes its gradient
+    waits, until it is summed to where the parameter, or the own part of it, is stored.
+
+    What storage alone splits is gathered by hand, and its gradient is a reduce-scatter: where JAX
+    resharded it, a CPU's compiler would all-reduce the gradient. Axes that split a dimension in
+    storage alone must stand last there. The gradient is written out, because JAX cannot
+    differentiate a shard_map inside another one.
+    """
+    whole, own = (w.whole, w.own) if isinstance(w, WithOwn) else (None, w)
+    stored = jax.typeof(own).sharding.spec
+    if not extra_axes(stored, used):
+        return jax.reshard(own, P(*used.partitions, reduced=used.reduced | stored.reduced))
+    return whole_of((used, stored), own, whole)
+
+
+def extra_axes(stored: P, used: P):
+    """{dimension: the axes that split it in storage alone}."""
+    found = {}
+    for dim, rule in enumerate(stored.partitions):
+        there, here = axes_of(rule), axes_of((*used.partitions, *[None] * (dim + 1))[dim])
+        if there[:len(here)] != here:
+            raise ValueError(f"dimension {dim} of a parameter is stored as {stored} and used as "
+                             f"{used}: expected the axes of its use first in storage")
+        if there != here:
+            found[dim] = there[len(here):]
+    return found
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def whole_of(specs: tuple, own: Float[Array, "..."], whole: Float[Array, "..."] | None):
+    """The whole of a parameter from all devices' own parts; nothing moves where it is given.
+
+    specs: (as it is used, as the own part is stored).
+    """
+    return whole_forward(specs, own, whole)[0]
+
+
+def whole_forward(specs: tuple, own: Float[Array, "..."], whole: Float[Array, "..."] | None):
+    """The whole, and that nothing is kept; a checkpoint's policy sees the gather in here."""
+    used, stored = specs
+    if whole is not None:
+        return jax.reshard(whole, used), None
+    cuts = extra_axes(stored, used)
+
+    def local(x):
+        for dim, axes in cuts.items():
+            x = jax.lax.all_gather(x, axes, axis=dim, tiled=True, to="reduced")
+        return x
+
+    gathered = P(*used.partitions, reduced={axis for axes in cuts.values() for axis in axes})
+    return jax.reshard(shard_map_over_the_rest(local, stored, gathered)(own), used), None
+
+
+def whole_backward(specs: tuple, _: None, gradient: Float[Array, "..."]):
+    """The own part of the gradient: partial sums reduce-scattered, and the rest all-reduced."""
+    used, stored = specs
+    cuts = extra_axes(stored, used)
+    rest = tuple(used.reduced - {axis for axes in cuts.values() for axis in axes})
+
+    def local(g):
+        for dim, axes in cuts.items():
+            g = jax.lax.psum_scatter(g, axes, scatter_dimension=dim, tiled=True)
+        return jax.lax.psum(g, rest) if rest else g
+
+    waits = P(*used.partitions, unreduced=used.reduced)
+    return shard_map_over_the_rest(local, waits, stored)(gradient), None
+
+
+whole_of.defvjp(whole_forward, whole_backward)
+
+
+def summed(x: Any, axes: tuple[str, ...], waits: Iterable[str] = ()):
+    """A device's part of a sum, inside a shard_map: summed over axes, but a partial sum over waits.
+
+    An axis of waits splits what was added up; where it is among axes, too, its sum is left out.
+    """
+    now = tuple(axis for axis in axes if axis not in waits)
+    x = jax.lax.psum(x, now) if now else x
+    return jax.lax.pcast(x, tuple(waits), to="unreduced") if waits else x
+
+
+def shard_map_over_the_rest(function: Callable, in_specs: Any, out_specs: Any):
+    """shard_map over all axes of the current mesh that no enclosing shard_map is manual over.
+
+    Where it stands inside another one, JAX cannot take its gradient: give it a custom_vjp.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = set(mesh.axis_names) - set(mesh.manual_axes)
+    if not axes:
+        return function
+    return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=axes)

@@ -1,0 +1,93 @@
+"""A mesh of devices, and a batch whose rows are divided over it.
+
+Models are written for Explicit meshes, where an array's sharding is a part of its type. One device
+is a mesh of one.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from jaxtyping import Array
+
+
+def axes_of(rule: str | tuple[str, ...] | None):
+    """The mesh axes of a rule: None is no axis, a name is one, a tuple is several."""
+    return (rule,) if isinstance(rule, str) else tuple(rule or ())
+
+
+def make_mesh(shape: Sequence[int], axis_names: Sequence[str] = ("batch", "model"),
+              axis_types: AxisType | tuple[AxisType, ...] = AxisType.Explicit):
+    """A mesh of the first devices, one name and one type an axis.
+
+    shape: devices along each axis; axis_types: one type for all axes, or one each.
+    Raises ValueError for a shape that does not fit its names or the devices.
+    """
+    if len(shape) != len(axis_names):
+        raise ValueError(
+            f"a mesh needs one name for each axis: got shape {tuple(shape)} "
+            f"and names {tuple(axis_names)}"
+        )
+    needed, devices = math.prod(shape), jax.devices()
+    if needed > len(devices) or needed < 1:
+        raise ValueError(
+            f"mesh {tuple(shape)} needs {needed} devices; JAX has {len(devices)} "
+            f"({devices[0].platform}). Before anything else runs, call "
+            f"helpers.start(devices={needed})"
+        )
+    if isinstance(axis_types, AxisType):
+        axis_types = (axis_types,) * len(shape)
+    return jax.make_mesh(
+        tuple(shape), tuple(axis_names), axis_types=axis_types, devices=devices[:needed]
+    )
+
+
+def place(batch: Mapping[str, Array | np.ndarray], mesh: Mesh,
+          rows: str | tuple[str, ...] = "batch"):
+    """A dict of NumPy arrays onto the mesh, rows (B) split over its axis or axes `rows`.
+
+    With several JAX processes each gives its own rows of the global batch.
+    Raises ValueError where the rows cannot be divided evenly, or there is no such axis.
+    """
+    if missing := [axis for axis in axes_of(rows) if axis not in mesh.shape]:
+        raise ValueError(f"place() splits rows over mesh axis {missing[0]!r}; the mesh has "
+                         f"{mesh.axis_names}")
+    ways = math.prod(mesh.shape[axis] for axis in axes_of(rows))
+    for name, x in batch.items():
+        count = np.shape(x)[0] * jax.process_count()
+        if count % ways:
+            raise ValueError(
+                f"a batch of {count} rows ({name!r}) does not divide over mesh axis "
+                f"{rows!r} of size {ways}: {count} = {ways}·{count // ways} + {count % ways}"
+            )
+    sharding = NamedSharding(mesh, P(rows))
+    if jax.process_count() == 1:
+        return jax.device_put(batch, sharding)
+    put = lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x))
+    return jax.tree.map(put, batch)
+
+
+def check_split(letters: str, shape: Sequence[int], spec: P):
+    """ValueError unless the current mesh is an Explicit one that can split the shape so."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or AxisType.Auto in mesh.axis_types:
+        found = f"an Auto mesh, {tuple(mesh.shape)}" if mesh.shape else "no mesh"
+        raise ValueError(
+            f"{letters}{tuple(shape)} needs an Explicit mesh around it, as in "
+            f"`with jax.set_mesh(make_mesh((1, 1))):`; found {found}"
+        )
+    for letter, size, rule in zip(letters, shape, spec):
+        for name in axes_of(rule):
+            if name not in mesh.shape:
+                raise ValueError(
+                    f"{letters}{tuple(shape)} is to be split over mesh axis {name!r}, but "
+                    f"the mesh has {tuple(mesh.shape)}"
+                )
+            if size % mesh.shape[name]:
+                raise ValueError(
+                    f"{letters}{tuple(shape)}: {letter}={size} does not divide over mesh axis "
+                    f"{name!r} of size {mesh.shape[name]}"
+                )
