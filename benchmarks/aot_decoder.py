@@ -165,6 +165,7 @@ def cells():
         for dtype in ("bfloat16", "float32"):
             yield from (Gradients(tpu, dtype, split) for split in ("D", "first", "last"))
             yield Gradients(tpu, dtype, by_hand=True)
+    yield from (Gradients(tpu, "float32", "first", other="RSHK") for tpu in ("v5e-8", "v6e-8"))
     yield from (Gradients("v5e-8", "bfloat16", split, kind="groups") for split in ("first", "last"))
 
 

@@ -27,8 +27,8 @@ def waiting(config: DecoderConfig, has_positions: bool = True, policy: str | Non
     split, and those of `decoder_costs`. With everything kept these are: of each norm three arrays
     in float32, what it gives, and two numbers a token; latents; queries, keys, values, and what the
     heads find; scores and weights of the softmax, and its maxima and sums; dropout's masks; six
-    arrays of hidden units. Otherwise what the policy keeps, and what comes into the layer. Split tokens that were
-    gathered are kept whole. Attention row by row keeps no scores.
+    arrays of hidden units. Otherwise what the policy keeps, and what comes into the layer. Split
+    tokens that were gathered are kept whole. Attention row by row keeps no scores.
     """
     c, policy, latent = np.dtype(config.dtype).itemsize, policy or config.remat, config.latent
     x, whole, found = (1, "BtD", c), (1, "BTD" if split else "BtD", c), (1, "BTHK", c)

@@ -38,32 +38,23 @@ def spec_of(letters: str, rules: Mapping):
 
 
 @dataclass(frozen=True)
-class Sharding:
+class Rules:
     """Over which mesh axes each dimension is split: one rule per letter.
 
     A rule is a mesh axis, a tuple of axes, or None. activations, parameters: {letter: rule}; a
     letter of LETTERS that is not named is not split. B batch, T tokens, S the three of query, key
     and value, H heads, K head size, D embed, F hidden, X numbers in a patch, C classes, V
     vocabulary. A parameter is used as an activation of its letters lies: what only `parameters`
-    split is gathered before. gradients, moments: rules by which gradients and Adam's moments
-    live, where they differ from the parameters'; with gradients=None the compiler sums gradients as
-    the types ask, otherwise they are reduce-scattered by hand. regather: whether weights that a
-    layer gathered are freed and gathered again in the backward pass; None: as the layer's other
-    values. overlapped: tokens that are gathered before a product, or scattered after it, travel
-    piece by piece while it runs (`meshbook.parallel.overlap`).
+    split is gathered before.
 
     none() splits nothing; data_parallel() splits the batch; tensor_parallel() heads, hidden units
     and vocabulary over "model" too, column then row (Shoeybi et al. 2019); fully_sharded() every D
     of a parameter over "batch" as well, as ZeRO stage 3 stores them (Rajbhandari 2020), gathered
-    once per step and kept for the backward pass. zero1() and zero2() keep parameters whole.
+    once per step and kept for the backward pass.
     """
 
     activations: Mapping = FrozenDict()
     parameters: Mapping = FrozenDict()
-    gradients: FrozenDict | None = None
-    moments: FrozenDict = FrozenDict()
-    regather: bool | None = None
-    overlapped: bool = False
 
     def __post_init__(self):
         for name in ("activations", "parameters"):
@@ -78,6 +69,10 @@ class Sharding:
         """Where a parameter of these letters is stored; KeyError for an unknown letter."""
         return spec_of(letters, self.parameters)
 
+    def used(self, letters: str, w: Parameter, dtype: DTypeLike):
+        """A parameter in dtype where its activation lies; what its gradient waits for, it keeps."""
+        return still_reduced(w.astype(dtype), self.activation(letters))
+
     def gather(self, letters: str, w: Parameter, dtype: DTypeLike):
         """A parameter as a sum needs it: in dtype, gathered where only parameters are split."""
         return jax.reshard(self.used(letters, w, dtype), self.activation(letters))
@@ -86,21 +81,9 @@ class Sharding:
         """A parameter as products with rows (B, T) need it: gathered, its gradient summed once."""
         return reduced(self.used(letters, w, dtype), *map(self.activations.get, "BT"))
 
-    def used(self, letters: str, w: Parameter, dtype: DTypeLike):
-        """A parameter in dtype where its activation lies; what its gradient waits for, it keeps."""
-        spec = self.activation(letters)
-        if self.gradients is None:
-            return still_reduced(w.astype(dtype), spec)
-        return opened(w.astype(dtype), waiting(spec, *map(self.activations.get, "BT")))
-
     def lives(self, letters: str):
-        """{"lives": Lives} of a parameter whose gradient is reduce-scattered by hand, else {}."""
-        if self.gradients is None:
-            return {}
-        used = waiting(self.activation(letters), *map(self.activations.get, "BT"))
-        gradient, moments = (spec_of(letters, dict(self.parameters) | dict(rules))
-                             for rules in (self.gradients, self.moments))
-        return {"lives": Lives(used, gradient, moments, letters.startswith("L"))}
+        """What a parameter notes of where its gradient lives: nothing, the compiler decides."""
+        return {}
 
     def also(self, activations: Mapping | tuple = (), parameters: Mapping | tuple = (),
              **both: str | tuple[str, ...] | None):
@@ -123,6 +106,46 @@ class Sharding:
         return cls.data_parallel().also(H="model", F="model", V="model")
 
     @classmethod
+    def fully_sharded(cls):
+        return cls.tensor_parallel().also(parameters={"D": "batch"})
+
+
+@dataclass(frozen=True)
+class Sharding(Rules):
+    """Rules, and what is done by hand where they are not enough.
+
+    gradients, moments: rules by which gradients and Adam's moments live, where they differ from the
+    parameters'; with gradients=None the compiler sums gradients as the types ask, otherwise they
+    are reduce-scattered by hand. regather: whether weights that a layer gathered are freed and
+    gathered again in the backward pass; None: as the layer's other values. overlapped: tokens that
+    are gathered before a product, or scattered after it, travel piece by piece while it runs
+    (`meshbook.parallel.overlap`).
+
+    zero1() and zero2() keep parameters whole, sequence_parallel() splits tokens between products.
+    """
+
+    gradients: FrozenDict | None = None
+    moments: FrozenDict = FrozenDict()
+    regather: bool | None = None
+    overlapped: bool = False
+
+    def used(self, letters: str, w: Parameter, dtype: DTypeLike):
+        """A parameter in dtype where its activation lies; what its gradient waits for, it keeps."""
+        if self.gradients is None:
+            return super().used(letters, w, dtype)
+        spec = waiting(self.activation(letters), *map(self.activations.get, "BT"))
+        return opened(w.astype(dtype), spec)
+
+    def lives(self, letters: str):
+        """{"lives": Lives} of a parameter whose gradient is reduce-scattered by hand, else {}."""
+        if self.gradients is None:
+            return {}
+        used = waiting(self.activation(letters), *map(self.activations.get, "BT"))
+        gradient, moments = (spec_of(letters, dict(self.parameters) | dict(rules))
+                             for rules in (self.gradients, self.moments))
+        return {"lives": Lives(used, gradient, moments, letters.startswith("L"))}
+
+    @classmethod
     def sequence_parallel(cls, overlapped: bool = False, regather: bool | None = None):
         """tensor_parallel(), the tokens of what lies between products split over "model", too.
 
@@ -139,10 +162,9 @@ class Sharding:
         Either way gradients are reduce-scattered by hand. None: the compiler does with both what
         it does; on a CPU it keeps the weights, and all-reduces gradients.
         """
-        rules = cls.tensor_parallel().also(parameters={"D": "batch"})
-        if regather is None:
-            return rules
-        return replace(rules, gradients=FrozenDict(), regather=regather)
+        rules = super().fully_sharded()
+        return rules if regather is None else replace(
+            rules, gradients=FrozenDict(), regather=regather)
 
     @classmethod
     def zero1(cls):

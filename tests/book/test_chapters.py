@@ -82,7 +82,7 @@ def test_the_lessons_stand_in_the_chapters():
     assert {"make_mesh"} <= shown["02-device-mesh"]
     assert {"ViT", "Block", "Attention", "MLP", "Norm", "train_step"} <= shown[
         "03-vision-transformer"]
-    assert {"Sharding", "spec_of", "vit_step_traffic"} <= shown[
+    assert {"Rules", "spec_of", "vit_step_traffic"} <= shown[
         "04-sharded-vision-transformer"]
 
 
