@@ -208,7 +208,7 @@ class Decoder(nnx.Module):
         return angles(positions_BT, self.config.turned) if self.config.turned else None
 
     def each_period(self, turn: Callable, x_BTD: Hidden, *parts: Any):
-        """Scan turn(x, layers, *parts) -> (x, result) over the periods: (x, stacked results)."""
+        """Scan `turn(x, layers, *parts) -> (x, result)` over the periods: (x, stacked results)."""
         graph, stacked = nnx.split(self.layers)
 
         def body(x_BTD, slices):

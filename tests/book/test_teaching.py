@@ -127,7 +127,7 @@ def test_nearly_every_entry_leads_to_a_section_and_most_to_one_that_shows_it(pla
 def test_the_entries_that_a_reader_looks_for_first_are_found(places):
     found = {name.removeprefix("meshbook."): place.section for name, place in places.items()}
     assert found["sharding.make_mesh"][:3] == ("02-device-mesh", 1, "The mesh")
-    assert found["sharding.Sharding"].page == "04-sharded-vision-transformer"
+    assert found["sharding.Rules"].page == "04-sharded-vision-transformer"
     assert found["training.fit"].page == "03-vision-transformer"
     assert found["saving.checkpoints.Checkpoints"].page == "checkpoints"
 
