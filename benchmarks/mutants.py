@@ -79,7 +79,7 @@ def in_page(fault, text):
 
 def copy_book(folder):
     """What a page needs to run, in a folder; returns the folder."""
-    for name in ("meshbook", "results", "book", "tests"):
+    for name in ("meshbook", "results", "book", "tests", "benchmarks"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("helpers.py", "conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)

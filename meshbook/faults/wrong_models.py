@@ -80,9 +80,9 @@ def scaled_gradients():
 class Rounded(Sharding):
     """The rules of full sharding; one weight is rounded to bfloat16 before it is gathered."""
 
-    def gather(self, letters: str, w: Float[Array, "..."], dtype: Any):
+    def used(self, letters: str, w: Float[Array, "..."], dtype: Any):
         short = jnp.bfloat16 if letters == "DF" else dtype
-        return super().gather(letters, w, short).astype(dtype)
+        return super().used(letters, w, short).astype(dtype)
 
 
 def rounded_gather():
