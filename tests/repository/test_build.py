@@ -103,6 +103,12 @@ def test_a_module_is_short(path):
     assert [line for line in lines if len(line) > 100] == []
 
 
+def test_no_two_files_of_tests_have_one_name():
+    """pytest cannot collect two modules of one name."""
+    names = [path.name for path in ROOT.glob("tests/**/test_*.py")]
+    assert {name for name in names if names.count(name) > 1} == set()
+
+
 def test_files_of_tests_are_short():
     lines = {path.name: len(path.read_text().splitlines()) for path in ROOT.glob("tests/**/*.py")}
     assert lines["test_build.py"] > 100 and {name for name, n in lines.items() if n > 300} == set()
