@@ -75,13 +75,15 @@ def assert_sharded(
         + (", as predicted" if held is not None else ""), bytes=found)
 
 
-def by_letters(tree: Any, rules: Mapping[str, str | Sequence[str] | None]):
+def by_letters(tree: Any, rules: Mapping[str, str | Sequence[str] | None],
+               stacked: str | None = None):
     """The PartitionSpec of every leaf by the letters that its name ends in: a pytree of specs.
 
     tree: a pytree whose leaves are named for their dimensions, such as w_in_DF. rules: {letter:
     mesh axis, or a tuple of axes}; a letter that is not there is not split. A mesh axis splits one
     dimension of an array, the last that asks for it. What stands in `rules` comes from you, not
-    from the program that made the arrays.
+    from the program that made the arrays. stacked: a key of the tree below which each leaf has one
+    dimension more than its name says, the first, which is not split: of layers that a scan runs.
 
     >>> by_letters({"w_in_DF": w, "scale_D": scale}, {"F": "model"})
     {'scale_D': P(), 'w_in_DF': P(None, 'model')}
@@ -96,7 +98,8 @@ def by_letters(tree: Any, rules: Mapping[str, str | Sequence[str] | None]):
             taken.update(axes)
             if axes or split:  # what is not split at the end is not written down
                 split.insert(0, axes[0] if len(axes) == 1 else tuple(axes) or None)
-        return PartitionSpec(*split)
+        one_more = [None] if split and stacked is not None and stacked in _keys(path) else []
+        return PartitionSpec(*one_more, *split)
 
     return jax.tree_util.tree_map_with_path(spec, tree)
 

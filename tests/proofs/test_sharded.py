@@ -242,6 +242,14 @@ def test_specs_are_found_by_the_letters_of_a_name(mesh):
     assert proofs.by_letters([7], {}) == [P()]
 
 
+def test_stacked_leaves_have_a_first_dimension_more_that_is_not_split():
+    tree = {"layers": [{"w_in_DF": 1, "b_out_D": 2}], "head_DV": 3}
+    found = proofs.by_letters(tree, {"F": "model", "V": "model"}, stacked="layers")
+    assert found == {"layers": [{"w_in_DF": P(None, None, "model"), "b_out_D": P()}],
+                     "head_DV": P(None, "model")}
+    assert proofs.by_letters(tree, {"F": "model"}) != found
+
+
 def test_metadata_that_has_no_effect_is_caught(mesh):
     """Flax says that both weights are split; the arrays were made whole, and the step runs."""
     split = {"w_in_DF": P(None, "model"), "w_out_FD": P("model")}
