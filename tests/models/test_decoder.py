@@ -9,6 +9,7 @@ import optax
 import pytest
 from flax import nnx
 from meshes import on_one_device
+from moved import moved
 
 from meshbook.models.decoder import Decoder, DecoderConfig
 from meshbook.models.heads import angles, rotate
@@ -42,11 +43,7 @@ def state(name, preset="none", shape=(1, 1), **changes):
     rules = getattr(Sharding, preset)()
     made = create_state(lambda: Decoder(config, rules, rngs=nnx.Rngs(0)), optax.sgd(0.1),
                         make_mesh(shape))
-    random = np.random.default_rng(1)
-    moved = jax.tree.map(lambda x: jax.device_put(
-        np.asarray(x) + 0.1 * random.normal(size=x.shape).astype(np.float32), x.sharding),
-        made.params)
-    return dataclasses.replace(made, params=moved)
+    return dataclasses.replace(made, params=moved(made.params, 0.1))
 
 
 def logits(state, **batch):

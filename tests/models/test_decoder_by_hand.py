@@ -8,6 +8,7 @@ import optax
 import pytest
 from decoder_by_hand import loss_and_gradients
 from flax import nnx
+from moved import moved
 
 from meshbook.models.decoder import Decoder, DecoderConfig
 from meshbook.models.losses import language_loss
@@ -41,11 +42,7 @@ def state(name, preset="none", shape=(1, 1), **changes):
     config, rules = dataclasses.replace(CONFIGS[name], **changes), getattr(Sharding, preset)()
     made = create_state(lambda: Decoder(config, rules, rngs=nnx.Rngs(0)), optax.sgd(0.1),
                         make_mesh(shape))
-    random = np.random.default_rng(1)
-    moved = jax.tree.map(lambda x: jax.device_put(
-        np.asarray(x) + 0.2 * random.normal(size=x.shape).astype(np.float32), x.sharding),
-        made.params)
-    return dataclasses.replace(made, params=moved)
+    return dataclasses.replace(made, params=moved(made.params, 0.2))
 
 
 def found(state, batch):

@@ -8,6 +8,7 @@ import optax
 import pytest
 from flax import nnx
 from meshes import on_one_device
+from moved import moved
 
 from meshbook.models import generate
 from meshbook.models.decoder import Decoder, DecoderConfig
@@ -32,11 +33,8 @@ def state(name, preset="none", shape=(1, 1), **choice):
     rules = getattr(Sharding, preset)(**choice)
     made = create_state(lambda: Decoder(CONFIGS[name], rules, rngs=nnx.Rngs(0)), optax.identity(),
                         make_mesh(shape))
-    random = np.random.default_rng(1)
-    moved = jax.tree.map(lambda x: jax.device_put(
-        np.asarray(x) + 0.3 * random.normal(size=x.shape).astype(np.float32), x.sharding),
-        made.params)
-    return dataclasses.replace(made, params=moved | {"token_VD": made.params["token_VD"]})
+    return dataclasses.replace(
+        made, params=moved(made.params, 0.3) | {"token_VD": made.params["token_VD"]})
 
 
 @functools.cache

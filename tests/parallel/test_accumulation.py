@@ -9,6 +9,7 @@ import optax
 import pytest
 from flax import nnx
 from meshes import on_one_device
+from moved import moved
 from tiny_vit import B, BATCHES, KEY, STILL as CONFIG, compiled, normalised, run
 
 from meshbook import proofs
@@ -109,11 +110,7 @@ def decoder_state(name, preset="none", shape=(1, 1), dropout=0.0):
     config = dataclasses.replace(DECODERS[name], dropout=dropout)
     made = create_state(lambda: Decoder(config, getattr(Sharding, preset)(), rngs=nnx.Rngs(0)),
                         optax.sgd(0.1), make_mesh(shape), loss=language_loss)
-    random = np.random.default_rng(1)
-    params = jax.tree.map(lambda x: jax.device_put(
-        np.asarray(x) + 0.1 * random.normal(size=x.shape).astype(np.float32), x.sharding),
-        made.params)
-    return dataclasses.replace(made, params=params)
+    return dataclasses.replace(made, params=moved(made.params, 0.1))
 
 
 @functools.cache

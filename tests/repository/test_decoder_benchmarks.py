@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from decoder_by_hand import loss_and_gradients
+from moved import moved
 
 from benchmarks import (
     bench_decoder_presets, bench_decoder_remat, bench_decoder_step, bench_decoder_update,
@@ -19,18 +20,15 @@ CONFIGS = {
     "gelu": dataclasses.replace(CONFIG, gated=False, bias=True, layers=3)}
 
 
-def moved(config):
-    """Parameters none of which is 0 or 1."""
-    random = np.random.default_rng(1)
-    params = jax.device_get(decoder_runs.fresh_state(config).params)
-    return jax.tree.map(
-        lambda x: x + 0.1 * random.normal(size=x.shape).astype(np.float32), params)
+def parameters(config):
+    """Those of a run that begins, moved, on the host."""
+    return jax.device_get(moved(decoder_runs.fresh_state(config).params, 0.1))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_decoder_in_pytorch_is_the_one_by_hand(name):
     config, batch = CONFIGS[name], decoder_runs.host_batch(CONFIG, B)
-    params = moved(config)
+    params = parameters(config)
     loss, gradients = loss_and_gradients(params, batch, config.vocabulary)
     model = torch_decoder.Decoder(config)
     torch_decoder.copy_parameters(model, params)
@@ -51,7 +49,7 @@ def test_the_decoder_in_pytorch_is_the_one_by_hand(name):
 def test_parameters_that_the_book_does_not_have_are_named():
     model = torch_decoder.Decoder(dataclasses.replace(CONFIG, bias=True))
     with pytest.raises(ValueError, match="attention.kept.bias"):
-        torch_decoder.copy_parameters(model, moved(CONFIG))
+        torch_decoder.copy_parameters(model, parameters(CONFIG))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
