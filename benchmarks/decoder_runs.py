@@ -52,20 +52,21 @@ def adamw():
     return optax.adamw(RATE, *BETAS, weight_decay=DECAY, mask=decayed)
 
 
-def fresh_state(config, sharding=Sharding.none(), shape=(1, 1)):
+def fresh_state(config, sharding=Sharding.none(), shape=(1, 1), loss=language_loss):
     """A run that begins, on a mesh of this shape."""
     make = lambda: Decoder(config, sharding, rngs=nnx.Rngs(0))
-    return create_state(make, adamw(), make_mesh(shape), loss=language_loss)
+    return create_state(make, adamw(), make_mesh(shape), loss=loss)
 
 
 class Steps:
     """A run whose next steps on one batch a call takes: steps(count) -> their losses.
 
-    program: what the step was compiled to.
+    loss: whose gradients are taken; changes: of the config. program: what the step was compiled to.
     """
 
-    def __init__(self, config, rows, sharding=Sharding.none(), shape=(1, 1), **changes):
-        self.state = fresh_state(replace(config, **changes), sharding, shape)
+    def __init__(self, config, rows, sharding=Sharding.none(), shape=(1, 1), loss=language_loss,
+                 **changes):
+        self.state = fresh_state(replace(config, **changes), sharding, shape, loss)
         self.batch = self.state.program.place(host_batch(config, rows))
         self.key, mesh = jax.random.key(0), self.state.program.mesh
         self.key = jax.device_put(self.key, jax.NamedSharding(mesh, jax.P()))

@@ -19,9 +19,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Int
 
 from meshbook.models.decoder_layers import DecoderLayer, RMSNorm
-from meshbook.models.heads import FOUND, angles, multiplied, uniform
+from meshbook.models.heads import angles, multiplied, uniform
 from meshbook.models.kv_cache import positions_and_seen
 from meshbook.models.layers import keys_for, parameter
+from meshbook.models.row_attention import FOUND
 from meshbook.models.text_models import MASKED, Hidden, Ids, TextSizes, look_up
 from meshbook.parallel.sequence import split_tokens
 from meshbook.parallel.zero import regathered

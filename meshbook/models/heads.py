@@ -23,7 +23,7 @@ from jax.nn import initializers as init
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from meshbook.models.row_attention import attend_by_rows
+from meshbook.models.row_attention import FOUND, attend_by_rows, scores_of
 from meshbook.models.text_models import MASKED
 from meshbook.parallel.sequence import gathered_tokens, products
 from meshbook.sharding import Sharding, beside, reduced
@@ -31,7 +31,6 @@ from meshbook.sharding import Sharding, beside, reduced
 Hidden = Float[Array, "B T D"]
 Angles = Float[Array, "#B T k"] | None
 Sees = Bool[Array, "#B T s"]  # which tokens s a token looks at
-FOUND = "found"  # the name of what heads found, for policies of rematerialisation
 BASE = 10_000.0  # the slowest pair turns by one radian in about as many tokens
 
 
@@ -70,9 +69,6 @@ def uniform(fan_in: int, scale: float = 1.0):
 def biases(config: Any, make: Callable):
     """What makes a bias of these letters and this shape, or None where the config has none."""
     return lambda letters, shape: make(letters, shape, init.zeros) if config.bias else None
-
-
-scores_of = partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 def weights_of(scores: Float[Array, "..."], sees: Bool[Array, "..."], dtype: DTypeLike):
@@ -143,7 +139,7 @@ class GroupedQueryAttention(nnx.Module):
         """
         s, (k_BsGK, v_BsGK), (B, T, H, K) = self.sharding, kept, q_BTHK.shape
         if self.by_row:
-            y_BTHK = attend_by_rows(s, q_BTHK, k_BsGK, v_BsGK, sees_BTs)
+            y_BTHK = attend_by_rows(s, (q_BTHK, None), (k_BsGK, None), v_BsGK, sees_BTs)
         else:
             G = k_BsGK.shape[2]
             shape = B, T, G, H // G, K
@@ -152,7 +148,7 @@ class GroupedQueryAttention(nnx.Module):
             p_BGNTs = weights_of(scores, sees_BTs[:, None, None], v_BsGK.dtype)
             y_BTGNK = jnp.einsum("BGNTs,BsGK->BTGNK", p_BGNTs, v_BsGK)
             y_BTHK = jax.lax.reshape(y_BTGNK, (B, T, H, K), out_sharding=s.activation("BTHK"))
-        y_BTHK = checkpoint_name(y_BTHK, FOUND)
+            y_BTHK = checkpoint_name(y_BTHK, FOUND)
         return multiplied(s, "BTHK,HKD->BTD", y_BTHK, self.w_out_HKD, self.b_out_D)
 
 
@@ -214,7 +210,8 @@ class LatentAttention(nnx.Module):
         y_BTHK = find(queries, kept, w_RSHK, sees_BTs)
         if self.b_kept_SHK is not None:  # the weights of a query sum to 1
             y_BTHK = y_BTHK + beside(s, "HK", self.b_kept_SHK[...][1], y_BTHK)
-        y_BTHK = checkpoint_name(y_BTHK, FOUND)
+        if not by_row:
+            y_BTHK = checkpoint_name(y_BTHK, FOUND)
         return multiplied(s, "BTHK,HKD->BTD", y_BTHK, self.w_out_HKD, self.b_out_D)
 
     def in_heads(self, queries: tuple, kept: tuple, w_RSHK: Array, sees_BTs: Sees, absorbed: bool):
@@ -248,15 +245,11 @@ class LatentAttention(nnx.Module):
         return k_BsHK + beside(self.sharding, "HK", self.b_kept_SHK[...][0], k_BsHK)
 
     def in_rows(self, queries: tuple, kept: tuple, w_RSHK: Array, sees_BTs: Sees):
-        """The same, one row of the batch after the other, from keys with the turned part."""
-        s, (q_BTHK, q_BTHP), (c_BsR, k_BsP) = self.sharding, queries, kept
-        out = {"out_sharding": s.activation("BTHK")}
-        k_BsHK = self.keys(c_BsR, w_RSHK[:, 0])
-        v_BsHK = jnp.einsum("BsR,RHK->BsHK", c_BsR, w_RSHK[:, 1], **out)
-        if q_BTHP is not None:
-            (B, n, P), H = k_BsP.shape, q_BTHP.shape[2]
-            k_BsHP = jax.lax.broadcast_in_dim(  # whose gradient is summed over heads once
-                reduced(k_BsP, s.activations["H"]), (B, n, H, P), (0, 1, 3), **out)
-            q_BTHK = jnp.concatenate([q_BTHK, q_BTHP], -1)
-            k_BsHK = jnp.concatenate([k_BsHK, k_BsHP], -1)
-        return attend_by_rows(s, q_BTHK, k_BsHK, v_BsHK, sees_BTs)
+        """The same, one row of the batch after the other."""
+        s, (c_BsR, k_BsP) = self.sharding, kept
+        v_BsHK = jnp.einsum("BsR,RHK->BsHK", c_BsR, w_RSHK[:, 1],
+                            out_sharding=s.activation("BTHK"))
+        if k_BsP is not None:
+            k_BsP = reduced(k_BsP, s.activations["H"])  # its gradient is summed over heads once
+        keys = self.keys(c_BsR, w_RSHK[:, 0]), k_BsP
+        return attend_by_rows(s, queries, keys, v_BsHK, sees_BTs)

@@ -39,9 +39,7 @@ def waiting(config: DecoderConfig, has_positions: bool = True, policy: str | Non
         heads = [(2, "BTR" if kept else "BtR", c), (3, "BTHK", c)]
     else:
         heads = [(1, "BTHK", c), (2, "BTGK", c)]
-    if has_turned and config.by_row:
-        heads += [(2, "BTHP", c)]  # every head has the turned part of the keys
-    elif has_turned:
+    if has_turned:
         heads += [(1, "BTHP", c), (1, "BTP" if kept else "BtP", c)]
     if not kept:
         return [x, whole, *heads, (1 + config.gated, "BTF", c)]
@@ -50,7 +48,8 @@ def waiting(config: DecoderConfig, has_positions: bool = True, policy: str | Non
     both += [(2, "BTR", c)] * bool(has_turned and ways > 1)  # and as the devices have them
     softmax = [] if config.by_row else [(1, "BHTT", 4), (1, "BHTT", c), (2, "BHT", 4)]
     masks = [(2, "BtD", 1)] if config.dropout else []
-    return [*norms, *heads, *both, *softmax, found, *masks, (6, "BTF", c)]
+    finds = [found] * (2 if latent and config.bias and config.by_row else 1)  # and with the bias
+    return [*norms, *heads, *both, *softmax, *finds, *masks, (6, "BTF", c)]
 
 
 def size_on_cpu(letters: str, sizes: dict):

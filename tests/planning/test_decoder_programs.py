@@ -101,8 +101,8 @@ NOW, UNTUNED = "v5e-8 (8, 1) 64", "v5e-8 (8, 1) 64 remat=all by_row=False chunk=
 
 
 @pytest.mark.parametrize("name", {NOW} & set(RECORD))
-def test_a_v5e_is_used_by_a_quarter_and_more(name):
-    assert RECORD[name].utilisation > 1 / 4
+def test_a_v5e_is_used_by_three_tenths_and_more(name):
+    assert RECORD[name].utilisation > 0.3
 
 
 @pytest.mark.parametrize("before, now", [(UNTUNED, NOW)] if {UNTUNED, NOW} <= set(RECORD) else [])
