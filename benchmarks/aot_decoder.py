@@ -34,8 +34,9 @@ RESULTS = topologies.RESULTS / RECORD
 class Cell:
     """One program: a TPU, a mesh, a global batch of rows, and what is special about it.
 
-    row: a preset of Sharding, with regather as it takes it. parts: of a batch whose gradients are
-    summed once, at the end; 0 as they come. The others are of DecoderConfig and of the loss.
+    row: a preset of Sharding, with regather and overlapped as it takes them. parts: of a batch
+    whose gradients are summed once, at the end; 0 as they come. The others are of DecoderConfig and
+    of the loss.
     """
 
     tpu: str
@@ -43,6 +44,7 @@ class Cell:
     batch: int
     row: str = "fully_sharded"
     regather: bool | None = None
+    overlapped: bool = False
     parts: int = 0
     remat: str = "attention"
     by_row: bool = True
@@ -68,8 +70,8 @@ class Cell:
     @property
     def rules(self):
         """The Sharding."""
-        preset = getattr(Sharding, self.row)
-        return preset() if self.regather is None else preset(regather=self.regather)
+        more = {} if self.regather is None else {"regather": self.regather}
+        return getattr(Sharding, self.row)(**more, **{"overlapped": True} if self.overlapped else {})
 
     @property
     def loss(self):
@@ -144,7 +146,7 @@ class ByWeight(Sharding):
 
 
 NOW = Cell("v5e-8", (8, 1), 64)
-UNTUNED = dict(by_row=False, remat="all", chunk=512)
+UNTUNED = dict(by_row=False, remat="all")
 HALF = dict(layers=24, hidden=1536, row="data_parallel")  # of which a device can hold all
 
 
@@ -160,6 +162,8 @@ def cells():
     yield from (dataclasses.replace(NOW, regather=each) for each in (True, False))
     for row in ("tensor_parallel", "sequence_parallel"):
         yield Cell("v5e-8", (4, 2), 64, row=row)
+    for more in ({"regather": True}, {"overlapped": True}):
+        yield Cell("v5e-8", (4, 2), 64, row="sequence_parallel", **more)
     yield from (dataclasses.replace(NOW, **HALF, parts=parts) for parts in (0, 1))
     for tpu in ("v5e-8", "v6e-8", "v4:2x2x2"):
         for dtype in ("bfloat16", "float32"):

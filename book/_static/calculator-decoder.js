@@ -155,7 +155,9 @@ meshbook.MODELS.Decoder = meshbook.MODELS.JAXformer = (() => {
       waiting(c, positions, policy, ways, split).map(
         ([count, letters, each]) => count * each * size(letters)))));
     const [all, one] = [1, rows].map(parts => numbers(c, weights(c), ways, parts));
-    let gathered = c.remat === "none" && preset !== "fully_sharded_again"
+    const keeps = preset === "fully_sharded_kept"
+      || c.remat === "none" && preset !== "fully_sharded_again";
+    let gathered = keeps
       ? numbers(c, flat(c, matrices), ways) : 0;
     if (rows > 1 && sharded) gathered += numbers(c, ends(c), ways);
     const V = c.padded / ways;

@@ -101,8 +101,8 @@ def decoder_step_memory(config: DecoderConfig, batch: int, ways: int = 1, rows: 
 
     batch: rows of text on this device; ways, rows: devices along "model", of "batch"; preset: of
     PRESETS. Activations are those that wait in all layers; "layer" is what one period of layers
-    needs when the backward pass gets there. Gathered are the matrices of the layers, which a scan
-    keeps for the backward pass with everything else if the policy is "none", on every mesh, unless
+    needs when the backward pass gets there. Gathered are the matrices of the layers, where they are
+    kept on purpose, or as a scan keeps everything if the policy is "none", on every mesh, unless
     they are gathered again; and, fully sharded, what embeds. Logits are those of one chunk, with
     the gradient of the head. tpu False: a CPU has no tiles, three arrays of logits, float32 for
     bfloat16, and with the preset fully_sharded whole gradients.
@@ -117,7 +117,8 @@ def decoder_step_memory(config: DecoderConfig, batch: int, ways: int = 1, rows: 
     period = sum(count * waiting_bytes(config, has_positions=has_positions, policy="none", **each)
                  for count, has_positions in layers_of(config))
     gathered = 0
-    if config.remat == "none" and preset != "fully_sharded_again":
+    if preset == "fully_sharded_kept" or (
+            config.remat == "none" and preset != "fully_sharded_again"):
         gathered = sum(count * numbers(config, layer_matrices(config, has_positions), ways)
                        for count, has_positions in layers_of(config))
     if rows > 1 and preset.startswith("fully_sharded"):

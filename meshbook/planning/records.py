@@ -8,7 +8,7 @@ nothing.
 import json
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from meshbook.drawing.figures import bars, curves
@@ -33,6 +33,23 @@ def benchmarked(name: str, folder: Path | str = RESULTS):
             last = max(runs, key=lambda run: run["provenance"]["date"])
             found[record["machine"]] = last["rows"]
     return found
+
+
+def draw_benchmark(name: str, labels: Mapping[str, str], about: str, folder: Path | str = RESULTS):
+    """Bars of what a machine recorded of a benchmark; None where there is no record.
+
+    labels: {name of a row: what the bar is called}, in this order, of rows that have a value;
+    about: what the bars are. Raises KeyError for a row that is not in the record.
+    """
+    found = benchmarked(name, folder)
+    if not found:
+        return None
+    machine, rows = max(found.items())
+    values = {row["name"]: (row["value"], row["unit"]) for row in rows if row["value"] is not None}
+    shown = {label: values[row][0] for row, label in labels.items()}
+    (unit,) = {values[row][1] for row in labels}
+    words = ", ".join(f"{label} {value:.3g}" for label, value in shown.items())
+    return bars(shown, unit, f"{about}, in {unit}, recorded on {machine}: {words}")
 
 
 def tinystories(part: str, folder: Path | str = RESULTS):

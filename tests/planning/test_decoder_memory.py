@@ -84,6 +84,7 @@ def test_what_is_held_is_what_lies_on_the_devices(preset):
     ("plain", "zero1", (8, 1), {"remat": "all", "tokens": 64, "layers": 8}),
     ("plain", "zero2", (4, 2), {"tokens": 64, "layers": 8}),
     ("plain", "fully_sharded_again", (4, 2), {"embed": 128, "hidden": 256}),
+    ("plain", "fully_sharded_kept", (8, 1), {"remat": "all", "tokens": 64, "layers": 8}),
     ("groups", "sequence_parallel", (2, 4), {"tokens": 64, "layers": 8}),
 ])
 def test_temporaries_are_within_a_fifth_of_what_a_cpu_takes(name, preset, shape, changes):

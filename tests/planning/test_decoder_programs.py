@@ -97,7 +97,7 @@ def test_useful_work_is_that_of_one_device_and_nothing_is_counted_twice():
     assert Recorded(cell, Compilation("v5e-8", {}, False, 1)).utilisation is None
 
 
-NOW, UNTUNED = "v5e-8 (8, 1) 64", "v5e-8 (8, 1) 64 remat=all by_row=False chunk=512"
+NOW, UNTUNED = "v5e-8 (8, 1) 64", "v5e-8 (8, 1) 64 remat=all by_row=False"
 
 
 @pytest.mark.parametrize("name", {NOW} & set(RECORD))

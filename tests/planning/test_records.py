@@ -121,3 +121,19 @@ def test_the_record_of_tinystories_in_the_repository_agrees_with_itself():
     (steps,) = known["merges"].values()
     assert len({"".join(parts) for parts, _ in steps}) == 1
     assert (records.RESULTS / "tinystories.json").stat().st_size < 60_000
+
+
+def test_chosen_rows_of_a_benchmark_are_drawn_and_said(tmp_path):
+    rows = [{"name": name, "value": value, "unit": "ms a step"}
+            for name, value in (("quick", 20.5), ("slow", 41.0), ("broken", None))]
+    steps = {"provenance": {"date": "2026-11-26"}, "rows": rows}
+    record = {"machine": "a machine", "runs": {"one": {"benchmarks": {"steps": steps}}}}
+    (tmp_path / "a-machine-2-cores.json").write_text(json.dumps(record))
+    drawn = records.draw_benchmark("steps", {"slow": "the slow one", "quick": "the quick one"},
+                                   "A step", tmp_path).html
+    for words in ("the slow one 41, the quick one 20.5", "recorded on a machine", "41 ms a step"):
+        assert words in drawn
+    assert records.draw_benchmark("others", {}, "A step", tmp_path) is None
+    for missing in ("broken", "none"):
+        with pytest.raises(KeyError, match=missing):
+            records.draw_benchmark("steps", {missing: "missing"}, "A step", tmp_path)
