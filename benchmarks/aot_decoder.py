@@ -34,9 +34,9 @@ RESULTS = topologies.RESULTS / RECORD
 class Cell:
     """One program: a TPU, a mesh, a global batch of rows, and what is special about it.
 
-    row: a preset of Sharding, with regather and overlapped as it takes them. parts: of a batch
-    whose gradients are summed once, at the end; 0 as they come. The others are of DecoderConfig and
-    of the loss.
+    row: a preset of Sharding, with regather and overlapped as it takes them. sharded: whether the
+    parameters' D is split over the rows besides. parts: of a batch whose gradients are summed once,
+    at the end; 0 as they come. The others are of DecoderConfig and of the loss.
     """
 
     tpu: str
@@ -45,12 +45,12 @@ class Cell:
     row: str = "fully_sharded"
     regather: bool | None = None
     overlapped: bool = False
+    sharded: bool = False
     parts: int = 0
     remat: str = "attention"
     by_row: bool = True
     dropout: float = 0.2
     hidden: int = 3712
-    layers: int = 48
     chunk: int = 2048
 
     @property
@@ -63,7 +63,7 @@ class Cell:
     @property
     def config(self):
         """The DecoderConfig: sizes of JAXformer, products in bfloat16."""
-        names = "remat", "by_row", "dropout", "hidden", "layers"
+        names = "remat", "by_row", "dropout", "hidden"
         return DecoderConfig.jaxformer(
             dtype=jnp.bfloat16, **{name: getattr(self, name) for name in names})
 
@@ -71,7 +71,9 @@ class Cell:
     def rules(self):
         """The Sharding."""
         more = {} if self.regather is None else {"regather": self.regather}
-        return getattr(Sharding, self.row)(**more, **{"overlapped": True} if self.overlapped else {})
+        more |= {"overlapped": True} if self.overlapped else {}
+        rules = getattr(Sharding, self.row)(**more)
+        return rules.also(parameters={"D": "batch"}) if self.sharded else rules
 
     @property
     def loss(self):
@@ -147,7 +149,6 @@ class ByWeight(Sharding):
 
 NOW = Cell("v5e-8", (8, 1), 64)
 UNTUNED = dict(by_row=False, remat="all")
-HALF = dict(layers=24, hidden=1536, row="data_parallel")  # of which a device can hold all
 
 
 def cells():
@@ -162,9 +163,9 @@ def cells():
     yield from (dataclasses.replace(NOW, regather=each) for each in (True, False))
     for row in ("tensor_parallel", "sequence_parallel"):
         yield Cell("v5e-8", (4, 2), 64, row=row)
-    for more in ({"regather": True}, {"overlapped": True}):
+    for more in ({"sharded": True}, {"overlapped": True}):
         yield Cell("v5e-8", (4, 2), 64, row="sequence_parallel", **more)
-    yield from (dataclasses.replace(NOW, **HALF, parts=parts) for parts in (0, 1))
+    yield dataclasses.replace(NOW, row="data_parallel", parts=1)
     for tpu in ("v5e-8", "v6e-8", "v4:2x2x2"):
         for dtype in ("bfloat16", "float32"):
             yield from (Gradients(tpu, dtype, split) for split in ("D", "first", "last"))

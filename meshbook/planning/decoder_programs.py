@@ -39,7 +39,7 @@ class Recorded:
     @property
     def config(self):
         """The DecoderConfig of a step of JAXformer's sizes. Raises ValueError for a small one."""
-        names = ("hidden", "layers", "remat", "by_row", "dropout")
+        names = ("hidden", "remat", "by_row", "dropout")
         if not set(names) <= set(self.cell):
             raise ValueError(f"expected a step of JAXformer's sizes; found a small {self.cell}")
         return DecoderConfig.jaxformer(**{name: self.cell[name] for name in names})
