@@ -60,7 +60,8 @@ def below(x_THK: Float[Array, "T H K"], groups: int):
     return x_THK.reshape(T, groups, H // groups, K).transpose(2, 0, 1, 3).reshape(-1, groups, K)
 
 
-def weights(q_tGJ: Float[Array, "t G J"], k_sGJ: Float[Array, "s G J"], sees_Ts: Bool[Array, "T s"]):
+def weights(q_tGJ: Float[Array, "t G J"], k_sGJ: Float[Array, "s G J"],
+            sees_Ts: Bool[Array, "T s"]):
     """The softmax of one row's scores, (G, t, s), in float32."""
     scores = scores_of("tGJ,sGJ->Gts", q_tGJ, k_sGJ)
     sees_ts = jnp.tile(sees_Ts, (len(q_tGJ) // len(sees_Ts), 1))
