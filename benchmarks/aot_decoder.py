@@ -52,6 +52,7 @@ class Cell:
     dropout: float = 0.2
     hidden: int = 3712
     chunk: int = 2048
+    dtype: str = "bfloat16"
 
     @property
     def name(self):
@@ -62,10 +63,10 @@ class Cell:
 
     @property
     def config(self):
-        """The DecoderConfig: sizes of JAXformer, products in bfloat16."""
+        """The DecoderConfig: sizes of JAXformer."""
         names = "remat", "by_row", "dropout", "hidden"
         return DecoderConfig.jaxformer(
-            dtype=jnp.bfloat16, **{name: getattr(self, name) for name in names})
+            dtype=jnp.dtype(self.dtype), **{name: getattr(self, name) for name in names})
 
     @property
     def rules(self):
@@ -158,7 +159,8 @@ def cells():
         yield Cell(tpu, (4, 2), 64)
     yield dataclasses.replace(NOW, **UNTUNED)
     yield from (dataclasses.replace(NOW, remat=each) for each in ("all", "products", "none"))
-    yield dataclasses.replace(NOW, dropout=0.0)
+    for more in ({"dropout": 0.0}, {"dtype": "float32"}, {"parts": 4}):
+        yield dataclasses.replace(NOW, **more)
     yield from (dataclasses.replace(NOW, row=each) for each in ("data_parallel", "zero1", "zero2"))
     yield from (dataclasses.replace(NOW, regather=each) for each in (True, False))
     for row in ("tensor_parallel", "sequence_parallel"):
