@@ -35,17 +35,15 @@ def benchmarked(name: str, folder: Path | str = RESULTS):
     return found
 
 
-def draw_benchmark(name: str, labels: Mapping[str, str], about: str, folder: Path | str = RESULTS):
-    """Bars of what a machine recorded of a benchmark; None where there is no record.
+def draw_benchmark(name: str, machine: str, labels: Mapping[str, str], about: str,
+                   folder: Path | str = RESULTS):
+    """Bars of what a machine recorded of a benchmark.
 
     labels: {name of a row: what the bar is called}, in this order, of rows that have a value;
-    about: what the bars are. Raises KeyError for a row that is not in the record.
+    about: what the bars are. Raises KeyError for a machine or a row that is not in the record.
     """
-    found = benchmarked(name, folder)
-    if not found:
-        return None
-    machine, rows = max(found.items())
-    values = {row["name"]: (row["value"], row["unit"]) for row in rows if row["value"] is not None}
+    values = {row["name"]: (row["value"], row["unit"]) for row in benchmarked(name, folder)[machine]
+              if row["value"] is not None}
     shown = {label: values[row][0] for row, label in labels.items()}
     (unit,) = {values[row][1] for row in labels}
     words = ", ".join(f"{label} {value:.3g}" for label, value in shown.items())

@@ -129,11 +129,13 @@ def test_chosen_rows_of_a_benchmark_are_drawn_and_said(tmp_path):
     steps = {"provenance": {"date": "2026-11-26"}, "rows": rows}
     record = {"machine": "a machine", "runs": {"one": {"benchmarks": {"steps": steps}}}}
     (tmp_path / "a-machine-2-cores.json").write_text(json.dumps(record))
-    drawn = records.draw_benchmark("steps", {"slow": "the slow one", "quick": "the quick one"},
-                                   "A step", tmp_path).html
+    draw = lambda labels, name="steps", machine="a machine": records.draw_benchmark(
+        name, machine, labels, "A step", tmp_path)
+    drawn = draw({"slow": "the slow one", "quick": "the quick one"}).html
     for words in ("the slow one 41, the quick one 20.5", "recorded on a machine", "41 ms a step"):
         assert words in drawn
-    assert records.draw_benchmark("others", {}, "A step", tmp_path) is None
     for missing in ("broken", "none"):
         with pytest.raises(KeyError, match=missing):
-            records.draw_benchmark("steps", {missing: "missing"}, "A step", tmp_path)
+            draw({missing: "missing"})
+    with pytest.raises(KeyError, match="another"):
+        draw({"slow": "slow"}, machine="another")
