@@ -5,7 +5,7 @@ formula's; temporaries are the compiler's, of one device.
 """
 
 from benchmarks.decoder_runs import Steps, assert_same_losses, begin, in_turns, middle, rows_of
-from meshbook.models.decoder import POLICIES
+from meshbook.models.decoder_config import POLICIES
 from meshbook.planning.decoder_costs import decoder_step_flops
 from meshbook.proofs import work
 from meshbook.sharding import Sharding

@@ -82,21 +82,20 @@ def makers(corpus, size):
             "decoder": lambda: Decoder(configs[1], rules, rngs=nnx.Rngs(SEED))}
 
 
-def train(make, data, rows, steps, peak):
+def train(make, data, rows, steps, optimizer, loss=language_loss, seed=SEED):
     """One run: (state, {step: training loss}, [(step, validation loss)]).
 
-    Validation is on the first HELD batches of what is held out, or all where there are fewer.
+    seed: of the order of the batches. Validation is on the first HELD batches of what is held out, or all where there are fewer.
     """
-    state = create_state(make, language_recipe(steps, peak), make_mesh((1, 1)),
-                         loss=language_loss)
+    state = create_state(make, optimizer, make_mesh((1, 1)), loss=loss)
     window, losses = tinystories.state_window(state), {}
-    stream = tokens.batches(data.train, rows, window, SEED, documents=True)
+    stream = tokens.batches(data.train, rows, window, seed, documents=True)
     look = lambda: evaluate(state, itertools.islice(tokens.evaluation_batches(
         data.validation, rows, window, documents=True), HELD))["loss"]
     looks = [(0, look())]
     marks = [steps * (part + 1) // PARTS for part in range(PARTS)]
     for before, step in itertools.pairwise([0, *marks]):
-        state, history = fit(state, itertools.islice(stream, step - before), jax.random.key(SEED))
+        state, history = fit(state, itertools.islice(stream, step - before), jax.random.key(seed))
         losses |= {before + 1 + at: each["loss"] for at, each in enumerate(history)}
         looks.append((step, look()))
         print(f"  step {step}: validation {looks[-1][1]:.3f}", flush=True)
@@ -132,7 +131,7 @@ def compared(corpus, data, steps=None):
         runs = {}
         for peak in PEAKS:
             print(f"{corpus}, {name}, peak {peak}", flush=True)
-            runs[peak] = train(make, data, rows, steps, peak)
+            runs[peak] = train(make, data, rows, steps, language_recipe(steps, peak))
         finals = {peak: looks[-1][1] for peak, (_, _, looks) in runs.items()}
         best = min(finals, key=finals.get)
         state, losses, looks = runs[best]

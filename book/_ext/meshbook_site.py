@@ -64,7 +64,7 @@ def add_calculator(app, pagename, templatename, context, doctree):
         for name, value in ("Devices", devices), ("Parts", WORDS):
             app.add_js_file(None, body=f"const meshbook{name} = {json.dumps(value)};")
         for script in ("form-elements.js", "calculator.js", "calculator-decoder.js",
-                       "calculator-form.js"):
+                       "calculator-axes.js", "calculator-timeline.js", "calculator-form.js"):
             app.add_js_file(script, loading_method="defer")
 
 
@@ -72,6 +72,13 @@ def add_steps(app, pagename, templatename, context, doctree):
     """Let the reader step through the collectives of a page that draws them."""
     if 'figure class="collective"' in context.get("body", ""):
         app.add_js_file("steps.js", loading_method="defer")
+
+
+def add_schedules(app, pagename, templatename, context, doctree):
+    """Let the reader move the sliders of a page's pipeline schedules."""
+    if 'figure class="schedules"' in context.get("body", ""):
+        for script in ("form-elements.js", "schedules.js", "schedules-form.js"):
+            app.add_js_file(script, loading_method="defer")
 
 
 def add_explorer(app, pagename, templatename, context, doctree):
@@ -162,7 +169,7 @@ def setup(app):
     app.connect("config-inited", name_site, priority=100)
     app.connect("html-page-context", launch_notebook, priority=900)
     app.connect("html-page-context", drop_unused, priority=900)
-    for change in (mend_bibliography, add_calculator, add_steps, add_explorer):
+    for change in (mend_bibliography, add_calculator, add_steps, add_schedules, add_explorer):
         app.connect("html-page-context", change)
     app.add_directive("pages-of-the-book", PagesTable)
     app.connect("doctree-resolved", link_entries)

@@ -133,7 +133,8 @@ meshbook.MODELS.Decoder = meshbook.MODELS.JAXformer = (() => {
     if (!kept) return [x, whole, ...heads, [1 + c.gated, "BTF", n]];
     return [[6, "BtD", 4], [4, "Bt", 4], c.latent ? x : whole, whole, ...heads,
             ...(turned ? [[2, "BtR", n]] : []), ...(turned && ways > 1 ? [[2, "BTR", n]] : []),
-            [1, "BHTT", 4], [1, "BHTT", n], [2, "BHT", 4], found, [2, "BtD", 1], [6, "BTF", n]];
+            ...(c.byRow ? [] : [[1, "BHTT", 4], [1, "BHTT", n], [2, "BHT", 4]]), found,
+            [2, "BtD", 1], [6, "BTF", n]];
   };
   const sizeOf = letters => {
     const of = letter => letters[letter];
@@ -199,5 +200,5 @@ meshbook.MODELS.Decoder = meshbook.MODELS.JAXformer = (() => {
       timeline, useful, factor, flops, moved, least,
       through: 2 * (held.activations + (held.gathered || held.parameters)) + 8 * held.parameters};
   };
-  return {complete, estimate, BY_HAND};
+  return {complete, estimate, memory, numbers, weights, ends, flat, vectors, BY_HAND};
 })();

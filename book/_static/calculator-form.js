@@ -1,9 +1,10 @@
-// The form around meshbook.estimate: it reads the fields, and writes what a step needs.
+// The form around meshbook.estimate and, for one more axis of a decoder, meshbook.axes.estimate: it
+// reads the fields, and writes what a step needs.
 "use strict";
 
 (() => {
   const PARTS = meshbookParts; // {kind of memory: [words, colour]}, from the bottom upwards
-  const {element, drawn, commas} = meshbookForm;
+  const {element, commas} = meshbookForm, {timeline, whole} = meshbookTimeline;
   const DECODER = {
     vocabulary: 50257, tokens: 256, embed: 256, hidden: 512, heads: 8, groups: 0, latent: 0,
     rotary: 0, layers: 4, period: 1, gated: 1, bias: 0, number: 4, remat: "none",
@@ -21,8 +22,18 @@
     fully_sharded_kept: "ZeRO-3",
     fully_sharded_again: "ZeRO-3, regather",
   };
+  const AXES = { // what the second axis of the mesh is then for, and the fields that it needs
+    stage: ["pipeline stages", "schedule", "microbatches"],
+    expert: ["experts", "experts", "active", "capacity"], context: ["split context", "method"],
+  };
+  const CHOICES = {
+    schedule: {gpipe: "GPipe", lockstep: "1F1B, lockstep", one_f_one_b: "1F1B, slots",
+               zero_bubble: "ZB-H1, slots"},
+    method: {ring: "ring", gather: "gathered", ulysses: "Ulysses"},
+  };
   const presetsOf = model => "remat" in SIZES[model]
-    ? {...meshbookForm.PRESETS, ...MORE_PRESETS} : meshbookForm.PRESETS;
+    ? {...meshbookForm.PRESETS, ...MORE_PRESETS, ...Object.fromEntries(Object.entries(AXES).map(
+      ([axis, [words]]) => [axis, words]))} : meshbookForm.PRESETS;
   const ACTIVATIONS = {kept: "all kept", checkpointed: "checkpointed"};
   const OPTIONS = { // sizes that are chosen from these
     gated: {1: "SwiGLU", 0: "GELU"}, bias: {0: "none", 1: "everywhere"},
@@ -39,9 +50,12 @@
     activations: "Activations", groups: "Groups, or 0",
     latent: "Latent R, or 0", rotary: "Rotary P", period: "Period",
     gated: "MLP", bias: "Biases", number: "Activations in", remat: "Kept of a layer",
+    schedule: "Schedule", microbatches: "Micro\u00adbatches m", experts: "Experts E",
+    active: "Experts of a token", capacity: "Capacity factor", method: "Keys and values",
   };
   const START = {model: "ViT", device: "TPU v5e", preset: "tensor_parallel", rows: 4, across: 2,
-                 batch: 8192, activations: "kept"};
+                 batch: 8192, activations: "kept", microbatches: 8, experts: 8, active: 2,
+                 capacity: 1.25};
 
   const digits = number => number >= 100 ? commas(number) : Number(number.toPrecision(3)).toString();
   const scaled = (number, units, step) => {
@@ -61,56 +75,8 @@
   const number = (name, value, min = 1) =>
     element("input", {name, value, type: "number", min, step: 1, inputMode: "numeric"});
 
-  const sum = numbers => numbers.reduce((all, each) => all + each, 0);
-  const whole = ({held}) => sum(Object.values(held));
   const place = ({phase, block}) => block === null ? `in the ${phase}`
     : `in the ${phase} pass of ${block ? `block ${block}` : "the embedding"}`;
-  const ticks = length => {
-    const unit = 10 ** Math.floor(Math.log10(length / 2));
-    const step = [1, 2, 5, 10].map(by => by * unit).find(step => length / step < 6);
-    return Array.from({length: Math.floor(length / step) + 1}, (_, at) => step * at);
-  };
-
-  // The memory of a device over a step, kinds on each other, and the device's own as a line. Returns
-  // the drawing, and the line that marks a moment.
-  const LEFT = 56, WIDE = 338, HIGH = 150, TOP = 22;
-  const timeline = (moments, limit, words) => {
-    const most = Math.max(limit, ...moments.map(whole)), wide = WIDE / moments.length;
-    const level = size => TOP + HIGH * (1 - size / most);
-    const art = drawn("svg", {viewBox: `0 0 ${LEFT + WIDE + 4} ${TOP + HIGH + 22}`, role: "img",
-                              "aria-label": words, fill: "currentColor"});
-    const line = (x1, y1, x2, y2, more = {}) => drawn("line", {x1, y1, x2, y2,
-                                                               stroke: "currentColor", ...more});
-    const text = (x, y, words, anchor, more = {}) => drawn("text", {
-      x, y, "text-anchor": anchor, "font-size": 11, ...more}, words);
-    let floor = moments.map(() => 0);
-    for (const [kind, [, fill]] of Object.entries(PARTS)) {
-      const roof = moments.map(({held}, at) => floor[at] + held[kind]);
-      const there = roof.map(size => `V${level(size)}h${wide}`).join("");
-      const back = [...floor].reverse().map(size => `V${level(size)}h${-wide}`).join("");
-      art.append(drawn("path", {d: `M${LEFT} ${level(floor[0])}${there}${back}z`, fill,
-                                "data-kind": kind}));
-      floor = roof;
-    }
-    const power = Math.min(3, Math.floor(Math.log(most) / Math.log(1024))), unit = 1024 ** power;
-    for (const value of ticks(most / unit))
-      art.append(line(LEFT - 4, level(value * unit), LEFT, level(value * unit)),
-                 text(LEFT - 6, level(value * unit) + 4,
-                      `${Number(value.toPrecision(3))} ${["B", "KiB", "MiB", "GiB"][power]}`, "end"));
-    const base = TOP + HIGH, turn = LEFT + wide * moments.findIndex(
-      ({phase}) => phase === "backward");
-    const mark = line(0, TOP - 14, 0, base, {"stroke-width": 1.5, class: "calculator-mark"});
-    art.append(
-      line(LEFT, base, LEFT + WIDE, base),
-      line(LEFT, level(limit), LEFT + WIDE, level(limit),
-           {"stroke-width": 1.4, "stroke-dasharray": "6 4", class: "calculator-limit"}),
-      line(turn, base, turn, base + 15), mark,
-      text(turn - 5, base + 14, "← forward pass, loss", "end"),
-      text(turn + 5, base + 14, "backward pass, update →", "start"));
-    return [art, at => {
-      for (const end of ["x1", "x2"]) mark.setAttribute(end, LEFT + wide * (at + 0.5));
-    }];
-  };
   const swatch = colour => {
     const made = element("span", {className: "calculator-swatch"});
     made.style.background = colour;
@@ -189,6 +155,26 @@
     ];
   };
 
+  // Of stages the formula counts what a schedule has to keep: a program keeps more.
+  const shownAlong = ({memory, peak, traffic, bubble}, {device, axis}) => {
+    const [kind, words] = verdict(peak, device.memory, false), least = axis === "stage";
+    const kinds = Object.keys(PARTS).filter(kind => memory[kind]).reverse();
+    const rows = traffic.map(([what, along, result, wire]) => [
+      `${what} along ${along}`, commas(result), commas(wire)]);
+    return [
+      element("p", {className: `calculator-verdict calculator-${least && kind === "yes" ? "tight" : kind}`},
+        least ? words.replace(/^(Fits|Tight): /, "Needs at least ") : words),
+      ...(least ? [element("p", {}, `Bubble: ${digits(100 * bubble)}% of the turns of the first `
+        + "device.")] : []),
+      table("Memory of each device", ["what", "bytes at most", ""], kinds.map(kind => [
+        element("span", {}, swatch(PARTS[kind][1]), PARTS[kind][0]), commas(memory[kind]),
+        memoryOf(memory[kind])])),
+      rows.length ? table("Collectives of a step",
+        ["what", "result bytes per device", "wire bytes per device"], rows)
+        : element("p", {}, "This step has no collectives."),
+    ];
+  };
+
   const build = (home, devices) => {
     const sizes = element("fieldset", {}, element("legend", {}, "Sizes"));
     const names = Object.fromEntries(Object.keys(devices).map(name => [name, name]));
@@ -198,6 +184,8 @@
         field("preset", select("preset", {})), field("device", select("device", names)),
         field("rows", number("rows", 4)), field("across", number("across", 2)),
         field("batch", number("batch", 1024)),
+        ...Object.values(AXES).flatMap(([, ...fields]) => fields.map(name => field(name,
+          CHOICES[name] ? select(name, CHOICES[name]) : number(name, START[name])))),
         field("activations", select("activations", ACTIVATIONS))), sizes);
     const output = element("div", {className: "calculator-output"});
     output.setAttribute("aria-live", "polite");
@@ -224,24 +212,43 @@
       const activations = form.elements.activations;
       activations.disabled = activations.parentNode.hidden = "remat" in SIZES[model];
     };
+    form.elements.capacity.step = "any";
+    // The fields of the axis that is chosen.
+    const settle = () => {
+      const chosen = form.elements.preset.value;
+      for (const [axis, [, ...fields]] of Object.entries(AXES))
+        for (const name of fields) {
+          const input = form.elements[name];
+          input.disabled = input.parentNode.hidden = axis !== chosen;
+        }
+      form.elements.across.parentNode.firstChild.textContent =
+        chosen in AXES ? `Mesh: ${chosen}` : LABELS.across;
+    };
     const read = () => {
-      const {model, preset, device, activations, remat, ...numbers} = Object.fromEntries(
-        new FormData(form));
+      const {model, preset, device, activations, remat, schedule, method, ...numbers} =
+        Object.fromEntries(new FormData(form));
       for (const [name, text] of Object.entries(numbers)) {
         numbers[name] = text === "" ? NaN : Number(text);
         const least = OR_NONE.includes(name) || OPTIONS[name] ? 0 : 1;
+        if (name === "capacity") {
+          if (numbers[name] > 0) continue;
+          throw new RangeError(`${LABELS[name]} is a number above 0; found ${text || "nothing"}`);
+        }
         if (!Number.isInteger(numbers[name]) || numbers[name] < least)
           throw new RangeError(
             `${LABELS[name]} is a whole number from ${least}; found ${text || "nothing"}`);
       }
-      const {rows, across, batch, ...own} = numbers;
+      const {rows, across, batch, microbatches, experts, active, capacity, ...own} = numbers;
       return {model, preset, rows, across, batch, sizes: {...own, remat}, device: devices[device],
-              checkpointed: activations === "checkpointed"};
+              checkpointed: activations === "checkpointed",
+              axis: preset, schedule, method, microbatches, experts, active, capacity};
     };
     const update = () => {
       try {
         const choice = read();
-        output.replaceChildren(...shown(meshbook.estimate(choice), choice));
+        output.replaceChildren(...(choice.preset in AXES
+          ? shownAlong(meshbook.axes.estimate(choice), choice)
+          : shown(meshbook.estimate(choice), choice)));
         history.replaceState(null, "", `#${new URLSearchParams(new FormData(form))}`);
       } catch (error) {
         if (!(error instanceof RangeError)) throw error;
@@ -253,8 +260,10 @@
     const model = SIZES[chosen.model] ? chosen.model : START.model;
     resize(model, chosen);
     fill({...chosen, model});
+    settle();
     form.addEventListener("input", event => {
       if (event.target.name === "model") resize(event.target.value);
+      settle();
       update();
     });
     form.addEventListener("submit", event => event.preventDefault());

@@ -171,5 +171,5 @@ const meshbook = (() => {
     };
   };
 
-  return {estimate, MODELS, KINDS, up, product, sum, tiled, tokenRows};
+  return {estimate, WIRE, MODELS, KINDS, up, product, sum, tiled, tokenRows};
 })();

@@ -7,7 +7,8 @@ of devices are told by the mesh axes that make them (`meshbook.hlo.exchanges`).
 
 import collections
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from meshbook.hlo import execution, module
@@ -125,15 +126,17 @@ def _sum(moved):
                  sum(each.bytes for each in moved))
 
 
-def collectives(compiled: Any, mesh: Any):
+def collectives(compiled: Any, mesh: Any,
+                taken: Mapping[str, Sequence[float | int | Fraction]] | None = None):
     """Count what a compiled program moves along each set of mesh axes.
 
-    compiled: `jax.stages.Compiled`, or HLO text. mesh: the mesh it was compiled for.
+    compiled: `jax.stages.Compiled`, or HLO text. mesh: the mesh it was compiled for. taken: shares
+    of the branches of conditionals, see `work`; fractions.Fraction keeps counts whole.
     Returns Traffic: for each (kind, axes) how many collectives one device takes part in, and their
     result bytes; its `wire` gives wire bytes, its `seconds` the time on a device. Loops are
-    multiplied by their trip counts, the largest branch of a conditional is taken, a `-start` with
-    its `-done` is one collective, and groups of one device, which move nothing, are left out; so
-    axes of size 1 are never named.
+    multiplied by their trip counts, the largest branch of another conditional is taken, a `-start`
+    with its `-done` is one collective, and groups of one device, which move nothing, are left out;
+    so axes of size 1 are never named.
     Raises ValueError where the mesh has another number of devices than the program,
     UnknownTripCount where a loop with a collective in it does not say how often it turns.
 
@@ -152,11 +155,16 @@ def collectives(compiled: Any, mesh: Any):
         key, size = found[:2], module.shape_bytes(found.shape)
         return collections.Counter({(*key, "count"): 1, (*key, "bytes"): size})
 
-    counted = execution.tally(exchanges.program, measure)
+    counted = execution.tally(exchanges.program, measure, taken)
     keys = sorted({key[:2] for key in counted})
-    moved = {key: Moved(counted[*key, "count"], counted[*key, "bytes"]) for key in keys}
+    moved = {key: Moved(*(_whole(counted[*key, of]) for of in Moved._fields)) for key in keys}
     shown = " ".join(map(exchanges.named, odd[0][:4] if odd else ()))
     return Traffic(moved, _sizes(mesh, odd), shown)
+
+
+def _whole(count):
+    """A count as an int, if it is whole; a mean over branches may be none."""
+    return int(count) if count == int(count) else float(count)
 
 
 def _sizes(mesh, odd):

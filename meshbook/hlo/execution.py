@@ -13,6 +13,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 from meshbook.hlo.module import Computation, Instruction, Module
@@ -25,7 +26,7 @@ class UnknownTripCount(ValueError):
 
 
 def tally(program: Module, measure: Callable,
-          taken: Mapping[str, Sequence[float | int]] | None = None):
+          taken: Mapping[str, Sequence[float | int | Fraction]] | None = None):
     """Add up `measure` over everything that one device executes.
 
     measure(computation, instruction) returns a Counter, which is taken as it is, or None:

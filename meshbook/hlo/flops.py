@@ -14,6 +14,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ PRIMITIVES = ("dot_general", "conv_general_dilated")
 RESHAPING = ("bitcast", "convert", "copy", "reshape", "transpose")
 
 
-def work(compiled: Any, taken: Mapping[str, Sequence[float | int]] | None = None):
+def work(compiled: Any, taken: Mapping[str, Sequence[float | int | Fraction]] | None = None):
     """Count the FLOPs of the matmuls and convolutions that each device executes, loops multiplied.
 
     compiled: `jax.stages.Compiled`, or HLO text. taken: {part of a conditional's op_name, such as

@@ -8,123 +8,24 @@ for embedding and head); JAXformer, whose sizes `jaxformer` has.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Int
 
+from meshbook.models.context_attention import check_tokens
+from meshbook.models.decoder_config import DecoderConfig
 from meshbook.models.decoder_layers import DecoderLayer, RMSNorm
-from meshbook.models.heads import angles, multiplied, uniform
+from meshbook.models.heads import Angles, Sees, angles, multiplied, uniform
 from meshbook.models.kv_cache import positions_and_seen
 from meshbook.models.layers import keys_for, parameter
-from meshbook.models.row_attention import FOUND
-from meshbook.models.text_models import MASKED, Hidden, Ids, TextSizes, look_up
+from meshbook.models.text_models import MASKED, Hidden, Ids, look_up
 from meshbook.parallel.sequence import split_tokens
 from meshbook.parallel.zero import regathered
 from meshbook.sharding import Sharding, axes_of, check_split
-
-POLICIES = {  # what a layer keeps for the backward pass; the rest is computed again
-    "all": jax.checkpoint_policies.nothing_saveable,
-    "attention": jax.checkpoint_policies.save_only_these_names(FOUND),
-    "products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "none": jax.checkpoint_policies.everything_saveable,
-}
-
-
-@dataclass(frozen=True)
-class DecoderConfig(TextSizes):
-    """Sizes of a decoder.
-
-    vocabulary: tokens that exist; tokens T: of the window; embed D, hidden F, heads H, layers L;
-    groups G: of heads that share keys and values, 0 for as many as heads; latent R: numbers of a
-    latent from which keys and values are made, 0 for none; rotary P: of the part of queries and
-    keys that has positions beside a latent; period: of so many layers the last has no positions,
-    1 for none without; gated: SwiGLU, else GELU; bias: whether products have biases and norms
-    shifts; remat: what is kept of a layer for the backward pass, a key of POLICIES; by_row: whether
-    attention takes one row after the other, so that scores of all are never there at once, and what
-    it finds counts as a product.
-    dropout: share of numbers dropped in training; dtype: of activations and products;
-    param_dtype: of parameters. Raises ValueError where sizes do not fit.
-    """
-
-    vocabulary: int = 50_257
-    tokens: int = 256
-    embed: int = 256
-    hidden: int = 512
-    heads: int = 8
-    layers: int = 4
-    groups: int = 0
-    latent: int = 0
-    rotary: int = 0
-    period: int = 1
-    gated: bool = True
-    bias: bool = False
-    remat: str = "none"
-    by_row: bool = False
-    dropout: float = 0.0
-    dtype: DTypeLike = jnp.float32
-    param_dtype: DTypeLike = jnp.float32
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.period < 1:
-            raise ValueError(f"period is a number from 1; found {self.period}")
-        for name in ("groups", "latent", "rotary"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is a number from 0; found {getattr(self, name)}")
-        if self.groups and self.heads % self.groups:
-            raise ValueError(f"{self.heads} heads do not divide into {self.groups} groups")
-        if self.latent and self.groups:
-            raise ValueError(f"keys and values come from groups of heads or from a latent; found "
-                             f"groups={self.groups} and latent={self.latent}")
-        if self.rotary and not self.latent:
-            raise ValueError(f"rotary={self.rotary} is for latent attention; found latent=0")
-        if self.turned % 2:
-            raise ValueError(f"rotary positions turn pairs of numbers; found {self.turned}")
-        if self.remat not in POLICIES:
-            raise ValueError(f"remat is one of {', '.join(POLICIES)}; found {self.remat!r}")
-        if self.layers % self.period:
-            raise ValueError(f"{self.layers} layers do not divide into periods of {self.period}")
-
-    @property
-    def keeps(self):
-        """The policy of what a layer keeps for the backward pass."""
-        policy = POLICIES[self.remat]
-        if self.by_row and self.remat == "products":
-            both = jax.checkpoint_policies.save_from_both_policies
-            return both(policy, POLICIES["attention"])
-        return policy
-
-    @property
-    def narrow(self):
-        """The variance of what is added to the residual stream: its sum over 2 L terms is 1."""
-        return 1 / (2 * self.layers)
-
-    @property
-    def turned(self):
-        """How many numbers of a query and of a key are turned by its position."""
-        return self.rotary if self.latent else self.head_size
-
-    @classmethod
-    def jaxformer(cls, **sizes: Any):
-        """The sizes of JAXformer, without its experts: chapter 15 adds them."""
-        return cls(**dict(vocabulary=100_277, tokens=1024, embed=768, hidden=3072, heads=12,
-                          layers=48, latent=128, rotary=128, period=6, gated=False, bias=True,
-                          dropout=0.2) | sizes)
-
-
-def check_tokens(rules: Mapping):
-    """ValueError where tokens are split over an axis that does not split heads and hidden units."""
-    for letter in "HF":
-        if missing := set(axes_of(rules["T"])) - set(axes_of(rules[letter])):
-            raise ValueError(f"T is split over {', '.join(missing)}, and {letter} is not: products "
-                             "of all tokens need heads H and hidden units F split over the same "
-                             "axes, as in Sharding.sequence_parallel()")
 
 
 class Decoder(nnx.Module):
@@ -139,15 +40,18 @@ class Decoder(nnx.Module):
     """
 
     def __init__(self, config: DecoderConfig, sharding: Sharding, *, rngs: nnx.Rngs):
-        check_tokens(sharding.activations)
-        sharding = sharding.also(L=None, G=sharding.activations["H"], N=None, R=None, P=None)
+        check_tokens(config, sharding)
+        sharding = sharding.also(L=sharding.parameters.get("L"), G=sharding.activations["H"],
+                                 E=sharding.parameters.get("E"), N=None, R=None, P=None)
         count = config.layers // config.period
         single = lambda *what: parameter(*what, rngs, config, sharding)
         stacked = lambda letters, shape, f: single("L" + letters, (count, *shape), f)
         V, D = config.padded, config.embed
         self.token_VD = single("VD", (V, D), uniform(D))
-        self.layers = nnx.List(DecoderLayer(config, sharding, stacked, i < config.period - 1
-                                     or config.period == 1) for i in range(config.period))
+        last = config.period - 1
+        self.layers = nnx.List(
+            DecoderLayer(config, sharding, stacked, i < last or not last,
+                         config.experts is not None and i == last) for i in range(config.period))
         self.norm = RMSNorm(config, sharding, single)
         self.config, self.sharding = config, sharding
 
@@ -165,37 +69,69 @@ class Decoder(nnx.Module):
     def hidden(self, tokens_BT: Ids, key: jax.Array | None = None, segments: Ids | None = None,
                positions: Ids | None = None):
         """What the head reads: (B, T) to (B, T, D)."""
+        return self.hidden_and_loads(tokens_BT, key, segments, positions)[0]
+
+    def hidden_and_loads(self, tokens_BT: Ids, key: jax.Array | None = None,
+                         segments: Ids | None = None, positions: Ids | None = None):
+        """The same, and the Loads of all layers that have experts, stacked, or None."""
         spec, T = self.sharding.activation, tokens_BT.shape[1]
         if T > self.config.tokens:
             raise ValueError(
                 f"a row has {T} tokens; the window has room for {self.config.tokens}")
         check_split("BTD", (*tokens_BT.shape, self.config.embed), spec("BTD"))
-        positions = jnp.arange(T)[None] if positions is None else jax.reshard(positions, spec("B"))
-        sees_BTs = jnp.tril(jnp.ones((T, T), bool))[None]
-        if segments is not None:
-            segments = jax.reshard(segments, spec("B"))
-            sees_BTs = sees_BTs & (segments[:, :, None] == segments[:, None])
-        turned, L = self.angles(positions), self.config.layers
-        keys = None if key is None else keys_for(key, L).reshape(-1, self.config.period)
-
-        def rematerialised(layer, x_BTD, key):
-            graph, state = nnx.split(layer)
-            run = lambda state, x_BTD, key: nnx.merge(graph, state)(x_BTD, turned, sees_BTs, key)
-            policy, again = self.config.keeps, self.sharding.regather
-            if self.config.remat == "none" and not again:
-                return run(state, x_BTD, key)
-            if again is not None:
-                rules = self.sharding.activations  # weights along B's axes, tokens along T's
-                policy = regathered(policy, again, axes_of(rules["B"]) + axes_of(rules["T"]))
-            return jax.checkpoint(run, policy=policy, prevent_cse=False)(state, x_BTD, key)
+        L, period, seen = self.config.layers, self.config.period, self.seen(T, segments, positions)
+        keys = None if key is None else keys_for(key, L).reshape(-1, period)
 
         def turn(x_BTD, layers, keys):
-            for i, layer in enumerate(layers):
-                x_BTD = rematerialised(layer, x_BTD, None if keys is None else keys[i])
-            return x_BTD, None
+            return self.through_with_loads(layers, x_BTD, keys, *seen)
 
-        x_BTD, _ = self.each_period(turn, self.embed(tokens_BT), keys)
-        return self.norm(x_BTD)
+        x_BTD, loads = self.each_period(turn, self.embed(tokens_BT), keys)
+        return self.norm(x_BTD), loads
+
+    def seen(self, T: int, segments: Ids | None, positions: Ids | None):
+        """What layers know of T tokens besides their numbers: angles, and who sees whom."""
+        rows, context = self.sharding.activation("B"), self.sharding.context
+        positions = self.places(T)[None] if positions is None else jax.reshard(positions, rows)
+        segments = None if segments is None else jax.reshard(segments, rows)
+        if context is not None:  # a mask of all tokens would be T·T
+            return self.angles(positions), segments
+        sees_BTs = jnp.tril(jnp.ones((T, T), bool))[None]
+        if segments is not None:
+            sees_BTs = sees_BTs & (segments[:, :, None] == segments[:, None])
+        return self.angles(positions), sees_BTs
+
+    def places(self, T: int):
+        """The places in a row, (T,), of tokens as they lie."""
+        context = self.sharding.context
+        if context is None:
+            return jnp.arange(T)
+        return context.places(T, jax.sharding.get_abstract_mesh().shape[context.axis])
+
+    def through(self, layers: Any, x_BTD: Hidden, keys: Any, turned: Angles, sees_BTs: Sees):
+        """The layers of one period: (B, T, D) to (B, T, D). What each keeps, its remat says."""
+        return self.through_with_loads(layers, x_BTD, keys, turned, sees_BTs)[0]
+
+    def through_with_loads(self, layers: Any, x_BTD: Hidden, keys: Any, turned: Angles,
+                           sees_BTs: Sees):
+        """The same, and the Loads of the last layer, which alone can have experts."""
+        for i, layer in enumerate(layers):
+            key = None if keys is None else keys[i]
+            x_BTD, loads = self.rematerialised(layer, x_BTD, key, turned, sees_BTs)
+        return x_BTD, loads
+
+    def rematerialised(self, layer: DecoderLayer, x_BTD: Hidden, key: jax.Array | None,
+                       turned: Angles, sees_BTs: Sees):
+        """One layer, that keeps for the backward pass what the config and the rules say."""
+        graph, state = nnx.split(layer)
+        run = lambda state, x_BTD, key: nnx.merge(graph, state).with_loads(
+            x_BTD, turned, sees_BTs, key)
+        policy, again = self.config.keeps, self.sharding.regather
+        if self.config.remat == "none" and not again:
+            return run(state, x_BTD, key)
+        if again is not None:
+            rules = self.sharding.activations  # weights along B's axes, tokens along T's
+            policy = regathered(policy, again, axes_of(rules["B"]) + axes_of(rules["T"]))
+        return jax.checkpoint(run, policy=policy, prevent_cse=False)(state, x_BTD, key)
 
     def embed(self, tokens_BT: Ids):
         """Tokens as embeddings: (B, T) to (B, T, D)."""

@@ -16,6 +16,7 @@ from flax import nnx
 from jax.nn import initializers as init
 from jaxtyping import Array, Float
 
+from meshbook.models.expert_layers import Experts
 from meshbook.models.heads import (
     Angles, GroupedQueryAttention, Hidden, LatentAttention, Sees, biases, multiplied, uniform
 )
@@ -41,10 +42,13 @@ class RMSNorm(nnx.Module):
 
 
 class FeedForward(nnx.Module):
-    """D to F to D; between them GELU, or SwiGLU: silu of a gate, times the hidden units."""
+    """D to F to D; between them GELU, or SwiGLU: silu of a gate, times the hidden units.
 
-    def __init__(self, config: Any, sharding: Sharding, make: Callable):
-        D, F, S = config.embed, config.hidden, 2 if config.gated else 1
+    hidden: F.
+    """
+
+    def __init__(self, config: Any, sharding: Sharding, make: Callable, hidden: int):
+        D, F, S = config.embed, hidden, 2 if config.gated else 1
         self.w_in_DSF = make("DSF", (D, S, F), uniform(D))
         self.w_out_FD = make("FD", (F, D), uniform(F, config.narrow))
         bias = biases(config, make)
@@ -60,24 +64,32 @@ class FeedForward(nnx.Module):
 
 
 class DecoderLayer(nnx.Module):
-    """Attention, then MLP, each of what was normalised, and added to what came in."""
+    """Attention, then MLP or experts, each of what was normalised, and added to what came in."""
 
-    def __init__(self, config: Any, sharding: Sharding, make: Callable, has_positions: bool):
+    def __init__(self, config: Any, sharding: Sharding, make: Callable, has_positions: bool,
+                 has_experts: bool = False):
         self.norm1, self.norm2 = (RMSNorm(config, sharding, make) for _ in range(2))
         if config.latent:
             rotary = config.rotary if has_positions else 0
             self.attention = LatentAttention(config, sharding, make, rotary)
         else:
             self.attention = GroupedQueryAttention(config, sharding, make)
-        self.mlp = FeedForward(config, sharding, make)
+        shared = config.experts.shared if has_experts else config.hidden
+        self.mlp = FeedForward(config, sharding, make, shared) if shared else None
+        self.experts = Experts(config, sharding, make) if has_experts else None
         self.rate, self.has_positions = config.dropout, has_positions
 
     def __call__(self, x_BTD: Hidden, angles_BTk: Angles, sees_BTs: Sees,
                  key: jax.Array | None = None):
+        return self.with_loads(x_BTD, angles_BTk, sees_BTs, key)[0]
+
+    def with_loads(self, x_BTD: Hidden, angles_BTk: Angles, sees_BTs: Sees,
+                   key: jax.Array | None = None):
+        """What the layer gives, and the Loads of its experts, if it has any."""
         with jax.named_scope("attention"):
             queries, kept = self.read(x_BTD, angles_BTk)
             y_BTD = self.attention.look(queries, kept, sees_BTs)
-        return self.add(x_BTD, y_BTD, key)
+        return self.add_with_loads(x_BTD, y_BTD, key)
 
     def read(self, x_BTD: Hidden, angles_BTk: Angles):
         """Queries of x, and what is kept of it: see heads."""
@@ -85,8 +97,17 @@ class DecoderLayer(nnx.Module):
 
     def add(self, x_BTD: Hidden, y_BTD: Hidden, key: jax.Array | None = None):
         """What follows the attention: its sum with x, and the MLP's."""
+        return self.add_with_loads(x_BTD, y_BTD, key)[0]
+
+    def add_with_loads(self, x_BTD: Hidden, y_BTD: Hidden, key: jax.Array | None = None):
+        """The same, and the Loads of experts; an MLP beside them is an expert that all share."""
         first, second = keys_for(key, 2)
-        x_BTD = x_BTD + dropout(y_BTD, self.rate, first)
+        x_BTD, loads = x_BTD + dropout(y_BTD, self.rate, first), None
+        normed_BTD = self.norm2(x_BTD)
         with jax.named_scope("mlp"):
-            y_BTD = self.mlp(self.norm2(x_BTD))
-        return x_BTD + dropout(y_BTD, self.rate, second)
+            y_BTD = None if self.mlp is None else self.mlp(normed_BTD)
+        if self.experts is not None:
+            with jax.named_scope("experts"):
+                found_BTD, loads = self.experts(normed_BTD)
+            y_BTD = found_BTD if y_BTD is None else found_BTD + y_BTD
+        return x_BTD + dropout(y_BTD, self.rate, second), loads

@@ -23,14 +23,16 @@ from jax.nn import initializers as init
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from meshbook.models.context_attention import attend_over_context
 from meshbook.models.row_attention import FOUND, attend_by_rows, scores_of
 from meshbook.models.text_models import MASKED
 from meshbook.parallel.sequence import gathered_tokens, products
-from meshbook.sharding import Sharding, beside, reduced
+from meshbook.sharding import Sharding, axes_of, beside, reduced
 
 Hidden = Float[Array, "B T D"]
 Angles = Float[Array, "#B T k"] | None
-Sees = Bool[Array, "#B T s"]  # which tokens s a token looks at
+# which tokens s a token looks at, or, where a context splits tokens, what document it is in
+Sees = Bool[Array, "#B T s"] | Int[Array, "B T"] | None
 BASE = 10_000.0  # the slowest pair turns by one radian in about as many tokens
 
 
@@ -96,8 +98,20 @@ def multiplied_by_each(sharding: Sharding, x: Float[Array, "..."], *each: tuple)
         weights.append(w if order == sorted(order) else w.transpose(order))
         outs.append(sharding.activation(out))
     found = products(x, weights, outs, sharding.overlapped)
+    found = [by_hand(sharding, equation, y) for y, (equation, *_) in zip(found, each, strict=True)]
     return [y if b is None else y + beside(sharding, equation.partition("->")[2][2:], b[...], y)
             for y, (equation, _, b) in zip(found, each, strict=True)]
+
+
+def by_hand(sharding: Sharding, equation: str, y: Float[Array, "..."]):
+    """A product, added up over the manual axes that split what it sums over.
+
+    Inside a shard_map a device has a part of H or F, and makes one term of such a sum.
+    """
+    inputs, out = equation.split(",")[0], equation.partition("->")[2]
+    axes = {axis for letter in {*inputs} - {*out} for axis in axes_of(sharding.activations[letter])}
+    axes &= {*jax.sharding.get_abstract_mesh().manual_axes}
+    return jax.lax.psum(y, tuple(axes)) if axes else y
 
 
 class GroupedQueryAttention(nnx.Module):
@@ -138,7 +152,9 @@ class GroupedQueryAttention(nnx.Module):
         absorbed: for a LatentAttention in the same place; here it changes nothing.
         """
         s, (k_BsGK, v_BsGK), (B, T, H, K) = self.sharding, kept, q_BTHK.shape
-        if self.by_row:
+        if s.context is not None:
+            y_BTHK = attend_over_context(s, q_BTHK, k_BsGK, v_BsGK, sees_BTs)
+        elif self.by_row:
             y_BTHK = attend_by_rows(s, (q_BTHK, None), (k_BsGK, None), v_BsGK, sees_BTs)
         else:
             G = k_BsGK.shape[2]

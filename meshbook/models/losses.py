@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, Shaped
 
-from meshbook.models.text_models import MASKED
+from meshbook.models.text_models import MASKED, Hidden
 from meshbook.parallel.sequence import gathered_tokens, split_tokens
 from meshbook.sharding import Sharding, shard_map_over_the_rest, summed
 from meshbook.training.state import Program, check_labels
@@ -30,19 +30,16 @@ CHUNK = 512  # tokens of one device whose logits are there at once
 
 
 def chunked_cross_entropy(
-    hidden_BTD: Float[Array | np.ndarray, "B T D"],
-    w_DV: Float[Array | np.ndarray, "D V"],
-    b_V: Float[Array | np.ndarray, "V"],
-    labels_BT: Int[Array | np.ndarray, "B T"],
+    hidden_BTD: Float[Array | np.ndarray, "B T D"], w_DV: Float[Array | np.ndarray, "D V"],
+    b_V: Float[Array | np.ndarray, "V"], labels_BT: Int[Array | np.ndarray, "B T"],
     weight_BT: Float[Array | np.ndarray, "B T"] | None = None, *,
     vocabulary: int, sharding: Sharding, chunk: int = CHUNK,
 ):
     """Mean loss (nats) and accuracy of logits hidden·w + b, chunk by chunk.
 
-    weight_BT: what each label counts, default 1. vocabulary: how many of the V
-    logits are tokens; a label beyond gives NaN. chunk: tokens of one device at
-    a time. A tie for the largest logit counts as right. Not for second
-    derivatives.
+    weight_BT: what each label counts, default 1. vocabulary: how many of the V logits are tokens;
+    a label beyond gives NaN. chunk: tokens of one device at a time. A tie for the largest logit
+    counts as right. Not for second derivatives.
     """
     settings = split_of(sharding), vocabulary, chunk
     return mean_over_devices(
@@ -156,30 +153,34 @@ def times(x: Float[Array, "..."], factor: Float[Array, ""]):
 total.defvjp(total_forward, total_backward)
 
 
-def language_loss(
-    params: Any, program: Program, batch: Mapping[str, Array | np.ndarray],
-    key: jax.Array | None = None,
-    cross_entropy: Callable = chunked_cross_entropy,
-):
+def language_loss(params: Any, program: Program, batch: Mapping[str, Array | np.ndarray],
+                  key: jax.Array | None = None, cross_entropy: Callable = chunked_cross_entropy):
     """Mean cross-entropy (nats) of the next token, and a batch's metrics.
 
-    A `loss` for meshbook.training, for models with `hidden` and a head, such
-    as MiniGPT. batch: inputs and labels (B, T), and optionally segments,
-    positions and weight (B, T), 0 for labels that do not count. key None:
-    evaluation. cross_entropy: how it is computed, see chunked_cross_entropy.
+    A `loss` for meshbook.training, for models with `hidden` and a head, such as MiniGPT. batch:
+    inputs and labels (B, T), and optionally segments, positions and weight (B, T), 0 for labels
+    that do not count. key None: evaluation. cross_entropy: see chunked_cross_entropy.
     """
+    model, given = model_and_inputs(params, program, batch, key)
+    return loss_of(model.hidden(*given), model, program, batch, cross_entropy)
+
+
+def model_and_inputs(params: Any, program: Program, batch: Mapping, key: jax.Array | None):
+    """The model, and what its `hidden` is given: inputs, key, segments, positions."""
     keys = (None, None) if key is None else jax.random.split(key)
     model = program.model(params)
     inputs = program.prepare(batch["inputs"], keys[0])
-    documents = batch.get("segments"), batch.get("positions")
     check_labels(batch["labels"], model.config.vocabulary)
-    hidden_BTD = model.hidden(inputs, keys[1], *documents)
+    return model, (inputs, keys[1], batch.get("segments"), batch.get("positions"))
+
+
+def loss_of(hidden_BTD: Hidden, model: Any, program: Program, batch: Mapping,
+            cross_entropy: Callable = chunked_cross_entropy):
+    """Mean cross-entropy and metrics, of what the head reads."""
     with jax.named_scope("loss"):
         loss, accuracy = cross_entropy(
-            hidden_BTD, model.w_head_DV[...], model.b_head_V[...],
-            batch["labels"], batch.get("weight"),
-            vocabulary=model.config.vocabulary, sharding=model.sharding,
-        )
+            hidden_BTD, model.w_head_DV[...], model.b_head_V[...], batch["labels"],
+            batch.get("weight"), vocabulary=model.config.vocabulary, sharding=model.sharding)
         if not program.waits:
             loss, accuracy = map(added_up, (loss, accuracy))
     return loss, {"loss": loss, "accuracy": accuracy}

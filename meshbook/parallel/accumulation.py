@@ -6,6 +6,7 @@ gradients of its own rows of all parts, and after the last part they are summed 
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -38,7 +39,6 @@ def in_microbatches(loss: Callable, parts: int):
         keys = None if key is None else jax.random.split(key, parts)
 
         # the gradient of a scan would keep what the forward pass of every part leaves behind
-        @jax.custom_vjp
         def mean(params):
             one = lambda part: loss(params, program, *part)
             return shared(sum_over(one, (cut, keys)), parts)
@@ -58,13 +58,22 @@ def in_microbatches(loss: Callable, parts: int):
             found, grads = shared((found, grads), parts)
             return found, of_parts(params, grads)
 
-        def backward(grads, cotangents):
-            return (jax.tree.map(lambda grad: scaled(grad, cotangents[0]), grads),)
-
-        mean.defvjp(forward, backward)
-        return mean(params)
+        return with_gradients(mean, forward, params)
 
     return mean_loss
+
+
+def with_gradients(mean: Callable, forward: Callable, params: Any):
+    """mean(params), a loss and metrics, whose gradients forward(params) finds together with them.
+
+    forward(params) -> (what mean returns, gradients of the loss).
+    """
+    def backward(grads, cotangents):
+        return (jax.tree.map(lambda grad: scaled(grad, cotangents[0]), grads),)
+
+    mean = jax.custom_vjp(mean)
+    mean.defvjp(forward, backward)
+    return mean(params)
 
 
 def scaled(grad: Float[Array, "..."], factor: Float[Array, ""]):
@@ -100,6 +109,11 @@ def in_parts(name: str, x: Shaped[Array | np.ndarray, "B ..."], parts: int):
     if x.shape[0] % parts:
         raise ValueError(f"{name}: a batch of {x.shape[0]} rows does not divide into {parts} parts")
     rows = P(*jax.typeof(x).sharding.spec[:1])
+    mesh = jax.sharding.get_abstract_mesh()
+    ways = math.prod(mesh.shape[axis] for rule in rows for axis in axes_of(rule))
+    if x.shape[0] // parts % ways:
+        raise ValueError(f"{name}: {x.shape[0] // parts} rows, one of {parts} parts of a batch, do "
+                         f"not divide over {ways} devices")
     x = jax.lax.reshape(x, (x.shape[0] // parts, parts, *x.shape[1:]), out_sharding=rows)
     return jnp.swapaxes(x, 0, 1)
 

@@ -60,7 +60,12 @@ def layer_vectors(config: DecoderConfig, has_positions: bool = True):
 
 
 def layers_of(config: DecoderConfig):
-    """[(how many layers of a kind, whether they have positions)]: the last of a period has none."""
+    """[(how many layers of a kind, whether they have positions)]: the last of a period has none.
+
+    Raises ValueError for a decoder with experts, whose costs are in `expert_costs`.
+    """
+    if config.experts is not None:
+        raise ValueError(f"expected a dense decoder; found {config.experts.count} experts")
     periods = config.layers // config.period
     if config.period == 1:
         return [(periods, True)]

@@ -66,3 +66,41 @@ def samples_of_decoder_learning(corpus: str, folder: Path | str = RESULTS):
         text = "".join(c if c.isprintable() else "·" for c in " ".join(model["sample"].split()))
         lines += [f"{name}:", textwrap.fill(text, 76), ""]
     return "\n".join(lines).rstrip()
+
+
+def experts_learning(folder: Path | str = RESULTS):
+    """The record of a dense decoder and one with experts; None where there is none."""
+    path = Path(folder) / "experts_learning.json"
+    return json.loads(path.read_text("utf8")) if path.exists() else None
+
+
+def draw_experts_learning(folder: Path | str = RESULTS):
+    """Validation losses of every seed over the tokens that were read, or None without a record.
+
+    The looks of the first quarter are left out: beside them the rest would be a flat line.
+    """
+    found = experts_learning(folder)
+    if found is None:
+        return None
+    each, lines = found["tokens"] / found["steps"] / 1e6, {}
+    for name, model in found["models"].items():
+        for seed, looks in zip(found["seeds"], model["looks"], strict=True):
+            late = looks[len(looks) // 4:]
+            lines[f"{name}, seed {seed}"] = ([step * each for step, _ in late],
+                                             [loss for _, loss in late])
+    ends = "; ".join(f"{name} {loss[-1]:.3f}" for name, (_, loss) in lines.items())
+    return curves(lines, "million tokens", "validation loss, nats per token",
+                  f"Validation loss on {found['source']} after {found['tokens']:,} tokens: {ends}")
+
+
+def told_of_experts_learning(folder: Path | str = RESULTS):
+    """What both models are and how each seed ended, as lines; "" without a record."""
+    found = experts_learning(folder)
+    if found is None:
+        return ""
+    lines = [f"{found['source']}: {found['tokens']:,} tokens read in {found['steps']:,} steps"]
+    for name, model in found["models"].items():
+        ends = ", ".join(f"{looks[-1][1]:.3f}" for looks in model["looks"])
+        lines.append(f"  {name:8} {model['used']:>8,} of {model['parameters']:,} parameters used by "
+                     f"a token: {ends} nats, at a learning rate of {model['peak']:g}")
+    return "\n".join(lines)

@@ -9,14 +9,16 @@ from meshbook.proofs.verdicts import ProofFailed, Verdict
 from meshbook.text import sized_bytes
 
 
-def assert_communicates(compiled: Any, mesh: Any, expected: Mapping):
+def assert_communicates(compiled: Any, mesh: Any, expected: Mapping,
+                        taken: Mapping | None = None):
     """Prove that a program moves exactly what was predicted, by kind of collective and mesh axes.
 
     compiled: `jax.stages.Compiled`, or HLO text. expected: {(kind, axes): (count, bytes)}, such as
     {("all-reduce", "model"): (8, 8 * 4 * B * T * D)}: how many collectives one device takes part
     in, and the bytes of all their results on it; axes are a name or a tuple of names. What is not
     named must not be there. A count of None leaves the number open, where a compiler merges as it
-    likes. What a step sends outside of the program is not seen here: `assert_same_training` refuses
+    likes. taken: shares of the branches of conditionals, as `collectives` takes them. What a step
+    sends outside of the program is not seen here: `assert_same_training` refuses
     it, and `meshbook.proofs.transfers` counts it.
     Raises ProofFailed, naming kind, axes, expected and found; ValueError for a kind or an axis that
     does not exist; and what `collectives` raises.
@@ -25,7 +27,7 @@ def assert_communicates(compiled: Any, mesh: Any, expected: Mapping):
     communicates as predicted: all-reduce along batch 1.07 MB in 1
     """
     wanted = dict(_prediction(key, moved, mesh) for key, moved in expected.items())
-    found = collectives(compiled, mesh)
+    found = collectives(compiled, mesh, taken)
     for kind, axes in sorted(wanted.keys() | found.keys()):
         predicted = wanted.get((kind, axes), Moved(0, 0))
         moved = found.get((kind, axes), Moved(0, 0))

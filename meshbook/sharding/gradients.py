@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
 from meshbook.sharding.meshes import axes_of
 
@@ -79,12 +79,28 @@ def reduced(x: Float[Array, "..."], *rules: str | tuple[str, ...] | None):
     """x, typed `reduced` along these mesh axes: its gradient is summed over them here, once.
 
     Until then each device keeps its own part of the gradient. Without it every product with x sums
-    its part over the devices at once. Axes that split x, or are manual in an enclosing shard_map,
-    are left out.
+    its part over the devices at once. Axes that split x are left out. Along those that are manual
+    in an enclosing shard_map, x is typed `varying`, which says the same there.
     """
+    x = varying(x, [axis for rule in rules for axis in axes_of(rule)])
     spec = jax.typeof(x).sharding.spec
     found = waiting(spec, *rules)
     return x if found == spec else jax.reshard(x, found)
+
+
+def varying(x: Shaped[Array, "..."], axes: Iterable[str]):
+    """x as an array of its own on each device along these axes, of those that are manual here.
+
+    Each device has its own part of the gradient, which is summed here.
+    """
+    manual = set(jax.sharding.get_abstract_mesh().manual_axes)
+    axes = tuple(axis for axis in axes if axis in manual - varies(x))
+    return jax.lax.pcast(x, axes, to="varying") if axes else x
+
+
+def varies(x: Any):
+    """The manual axes along which an array, or a shape of one, is another on each device."""
+    return jax.typeof(x).manual_axis_type.varying
 
 
 def waiting(spec: P, *rules: str | tuple[str, ...] | None):

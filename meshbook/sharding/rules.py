@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -93,6 +94,10 @@ class Rules:
             parameters=dict(self.parameters) | both | dict(parameters),
         )
 
+    def in_stages(self, axis: str = "stage"):
+        """These rules, layers L split over this mesh axis, too, and the vocabulary first of all."""
+        return self.also(L=axis, V=(axis, *axes_of(self.activations["V"])))
+
     @classmethod
     def none(cls):
         return cls()
@@ -119,15 +124,18 @@ class Sharding(Rules):
     are reduce-scattered by hand. regather: whether weights that a layer gathered are freed and
     gathered again in the backward pass; None: as the layer's other values. overlapped: tokens that
     are gathered before a product, or scattered after it, travel piece by piece while it runs
-    (`meshbook.parallel.overlap`).
+    (`meshbook.parallel.overlap`). context: where tokens are split in attention, too, how queries
+    reach the keys of other devices, a `meshbook.parallel.context.Context`.
 
-    zero1() and zero2() keep parameters whole, sequence_parallel() splits tokens between products.
+    zero1() and zero2() keep parameters whole, sequence_parallel() splits tokens between products,
+    context_parallel() splits them everywhere.
     """
 
     gradients: FrozenDict | None = None
     moments: FrozenDict = FrozenDict()
     regather: bool | None = None
     overlapped: bool = False
+    context: Any = None
 
     def used(self, letters: str, w: Parameter, dtype: DTypeLike):
         """A parameter in dtype where its activation lies; what its gradient waits for, it keeps."""
@@ -154,6 +162,11 @@ class Sharding(Rules):
         """
         rules = cls.tensor_parallel().also(activations={"T": "model"})
         return replace(rules, overlapped=overlapped, regather=regather)
+
+    @classmethod
+    def context_parallel(cls, context: Any):
+        """data_parallel(), the tokens of all activations split over the context's axis, too."""
+        return replace(cls.data_parallel().also(activations={"T": context.axis}), context=context)
 
     @classmethod
     def fully_sharded(cls, regather: bool | None = None):

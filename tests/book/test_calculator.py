@@ -243,7 +243,7 @@ def test_a_decoder_has_its_own_presets_and_sizes_and_jaxformer_is_a_ready_choice
     choose = lambda name, value: tab.locator(f"[name={name}]").select_option(value)
     assert presets() == len(PRESETS) and tab.locator("[name=remat]").count() == 0
     choose("model", "JAXformer")
-    assert presets() == len(DECODER_PRESETS)
+    assert presets() == len(DECODER_PRESETS) + 3  # stages, experts, context
     assert not tab.locator("[name=activations]").is_visible()
     assert {name: tab.locator(f"[name={name}]").input_value()
             for name in sizes_of(JAXFORMER)} == {

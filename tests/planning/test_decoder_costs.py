@@ -11,7 +11,8 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from meshbook import proofs
-from meshbook.models.decoder import POLICIES, Decoder, DecoderConfig
+from meshbook.models.decoder import Decoder, DecoderConfig
+from meshbook.models.decoder_config import POLICIES
 from meshbook.models.losses import language_loss
 from meshbook.planning.decoder_costs import (
     PRESETS, decoder_parameters, decoder_step_flops, decoder_step_traffic, layer_parameters, stacked_leaves

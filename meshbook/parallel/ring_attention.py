@@ -1,0 +1,146 @@
+"""Attention whose keys and values travel around a ring of devices, and its gradient by hand.
+
+Each device keeps its own queries. Keys and values of all devices come by, one device's at a time,
+and the softmax is finished when the last of them was looked at. In the backward pass they go around
+once more, and with them the sums of their gradients, which end at home. Written by hand it keeps no
+keys of others: JAX's own gradient of the forward ring would keep all of them. They go the other way
+round then, or a compiler would keep those of the first step, which both passes would have alike.
+
+Everything here stands in a `shard_map` that is manual over the ring's axis.
+
+Source: Liu et al. 2023, "Ring attention with blockwise transformers for near-infinite context".
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from meshbook.parallel import blockwise
+from meshbook.parallel.overlap import sent
+from meshbook.parallel.zigzag import Tokens
+
+Segments = Int[Array, "B T"] | None
+
+
+def ring_forward(q_BtHK: Float[Array, "B t H K"], k_BtGK: Float[Array, "B t G K"],
+                 v_BtGV: Float[Array, "B t G V"], segments_BT: Segments, tokens: Tokens, axis: str):
+    """What queries find in the keys and values of all devices, and what the gradient needs of it.
+
+    q (B, t, H, K), k (B, t, G, K) and v (B, t, G, V): of this device's tokens; segments (B, T): of
+    all tokens, in the order in which they lie. Returns (B, t, H, V) and, float32, (B, t, H): the
+    logarithm of the sum of each softmax. n - 1 permutes of k, and as many of v.
+    """
+    q_BtHK, me = with_number(q_BtHK, axis)
+    queries = of_queries(q_BtHK, k_BtGK.shape[2], segments_BT, tokens, me)
+
+    def look(carried, kept, whose, pairs):
+        keys, values = of_keys(*kept, segments_BT, tokens, whose)
+        return blockwise.look(carried, queries, keys, values, pairs)
+
+    def from_device(carried, kept, whose):
+        return look(carried, kept, whose, tokens.pairs(me, whose))
+
+    kept = k_BtGK, v_BtGV
+    carried = blockwise.begun(queries, tokens.cut(v_BtGV))
+    carried = look(carried, kept, me, tokens.own_pairs())
+    carried = past_the_others(from_device, carried, kept, tokens.ways, axis, way=1)
+    return joined_results(carried, q_BtHK, v_BtGV, tokens)
+
+
+def past_the_others(turn: Callable, carried: Any, kept: tuple, ways: int, axis: str, way: int):
+    """carried after turn(carried, kept, whose) of the keys and values of each of the n - 1 others.
+
+    They come up the ring, way 1, or down, -1. The next ones are on their way while a turn works.
+    """
+    if ways == 1:
+        return carried
+
+    me = jax.lax.axis_index(axis)
+    next_ones = lambda kept: tuple(sent(x, axis, way) for x in kept)
+    from_device = lambda carried, kept, step: turn(carried, kept, (me - way * step) % ways)
+
+    def both(state, step):
+        carried, kept = state
+        arriving = next_ones(kept)
+        return (from_device(carried, kept, step), arriving), None
+
+    steps = jnp.arange(1, ways - 1)
+    (carried, kept), _ = jax.lax.scan(both, (carried, next_ones(kept)), steps)
+    return from_device(carried, kept, ways - 1)
+
+
+def ring_backward(q_BtHK: Float[Array, "B t H K"], k_BtGK: Float[Array, "B t G K"],
+                  v_BtGV: Float[Array, "B t G V"], y_BtHV: Float[Array, "B t H V"],
+                  log_sum_BtH: Float[Array, "B t H"], segments_BT: Segments,
+                  dy_BtHV: Float[Array, "B t H V"], tokens: Tokens, axis: str):
+    """The gradients of q, k and v, from that of y: 4·(n - 1) permutes.
+
+    The sums for a device's keys and values begin at the next device, gather what all others add,
+    and come home with the last of n - 1 permutes, in float32. What a device adds to its own never
+    leaves it.
+    """
+    (dy_BtHV, me), G = with_number(dy_BtHV, axis), k_BtGK.shape[2]
+    queries = of_queries(q_BtHK, G, segments_BT, tokens, me)
+    of_query = of_each_query(y_BtHV, log_sum_BtH, dy_BtHV, G, tokens)
+
+    def gradient(dq, kept, whose, pairs):
+        keys, values = of_keys(*kept, segments_BT, tokens, whose)
+        return blockwise.gradient(dq, queries, keys, values, of_query, pairs)
+
+    def from_device(carried, kept, whose):
+        dq, *sums = carried
+        dq, *more = gradient(dq, kept, whose, tokens.pairs(me, whose))
+        return dq, *(sent(x + tokens.joined(y), axis, -1) for x, y in zip(sums, more, strict=True))
+
+    kept = k_BtGK, v_BtGV
+    dq = jnp.zeros_like(queries[0], dtype=jnp.float32)
+    dq, *own = gradient(dq, kept, me, tokens.own_pairs())
+    sums = [jnp.zeros_like(x, dtype=jnp.float32) for x in kept]
+    dq, *sums = past_the_others(from_device, (dq, *sums), kept, tokens.ways, axis, way=-1)
+    dk, dv = (x + tokens.joined(y) for x, y in zip(sums, own, strict=True))
+    dq_BtHK = tokens.joined(dq).reshape(q_BtHK.shape)
+    return dq_BtHK.astype(q_BtHK.dtype), dk.astype(k_BtGK.dtype), dv.astype(v_BtGV.dtype)
+
+
+def with_number(x: Float[Array, "..."], axis: str):
+    """x, and the number of this device as if it were made of x.
+
+    Masks are made of it. If they depended on nothing that has a gradient, JAX would make those of
+    all blocks in front of a loop of layers: as many numbers as there are scores.
+    """
+    return jax.lax.optimization_barrier((x, jax.lax.axis_index(axis)))
+
+
+def of_queries(q_BtHK: Float[Array, "B t H K"], groups: int, segments_BT: Segments, tokens: Tokens,
+               me: Any):
+    """This device's queries in blocks, heads in groups, with their places and documents."""
+    in_groups = tokens.cut(q_BtHK.reshape(*q_BtHK.shape[:2], groups, -1, q_BtHK.shape[-1]))
+    return in_groups, tokens.places(me), tokens.documents(segments_BT, me)
+
+
+def of_keys(k_BtGK: Float[Array, "B t G K"], v_BtGV: Float[Array, "B t G V"],
+            segments_BT: Segments, tokens: Tokens, whose: Any):
+    """Keys of device `whose` in blocks, with their places and documents, and values."""
+    places, documents = tokens.places(whose), tokens.documents(segments_BT, whose)
+    return (tokens.cut(k_BtGK), places, documents), tokens.cut(v_BtGV)
+
+
+def of_each_query(y_BtHV: Float[Array, "B t H V"], log_sum_BtH: Float[Array, "B t H"],
+                  dy_BtHV: Float[Array, "B t H V"], groups: int, tokens: Tokens):
+    """What the gradient needs of each query, in blocks: see `blockwise.gradient`."""
+    grouped = lambda x: tokens.cut(x.reshape(*x.shape[:2], groups, -1, *x.shape[3:]))
+    y, dy = grouped(y_BtHV), grouped(dy_BtHV)
+    return jnp.moveaxis(grouped(log_sum_BtH), 2, -1), dy, blockwise.shared(y, dy)
+
+
+def joined_results(carried: tuple, q_BtHK: Float[Array, "B t H K"],
+                   v_BtGV: Float[Array, "B t G V"], tokens: Tokens):
+    """What was found, (B, t, H, V) of v's type, and the logarithm of each sum, (B, t, H)."""
+    y, log_sum = blockwise.finished(carried)
+    y_BtHV = tokens.joined(y).reshape(*q_BtHK.shape[:3], -1)
+    log_sum_BtH = tokens.joined(jnp.moveaxis(log_sum, -1, 2)).reshape(q_BtHK.shape[:3])
+    return y_BtHV.astype(v_BtGV.dtype), log_sum_BtH

@@ -1,0 +1,216 @@
+"""Any schedule in one program: a table says what each device does in each slot of time.
+
+The functions stand in a shard_map, as those of `pipeline` do. In every slot a device looks up in
+the table whether it has a forward pass to do (F), the gradient of its stage's input (B), that of
+its weights (W) or nothing, and of which microbatch. Permutes move results to both neighbours.
+
+Source: Qi et al. 2023, "Zero bubble pipeline parallelism" (the schedule that this is made for).
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meshbook.parallel.backward import Three, in_three
+from meshbook.parallel.pipeline import Pipeline, added, when
+from meshbook.parallel.schedules import simulate
+
+PARTS = "-FBW"  # what a number of the table means
+
+
+@dataclass(frozen=True)
+class Slots:
+    """A schedule as a table.
+
+    part, microbatch: (slots, devices), part a place in PARTS. held: of how many microbatches at
+    most a device keeps what F left; waiting: of how many what B left.
+    """
+    part: np.ndarray
+    microbatch: np.ndarray
+    held: int
+    waiting: int
+
+    @property
+    def taken(self):
+        """What share of the slots each branch has, by its scope: for `proofs.work`, and others."""
+        count = len(self.part)
+        share = lambda part, device: Fraction(int((self.part[:, device] == part).sum()), count)
+        once = share(PARTS.index("F"), 0)
+        return {"part": [share(part, 0) for part in range(len(PARTS))]} | {
+            name: (1 - once, once) for name in ("enter", "leave", "returned")}
+
+
+def table_of(schedule: Sequence):
+    """The Slots of a schedule of `meshbook.parallel.schedules` in which every part takes one.
+
+    A task BW takes two, first B. Raises ValueError for chunks.
+    """
+    found = simulate(schedule)
+    if any(event.task.chunk for event in found.events):
+        raise ValueError("a table has one stage on each device; found a schedule with chunks")
+    shape = int(found.makespan), len(schedule)
+    part, microbatch = np.zeros(shape, int), np.zeros(shape, int)
+    for device, task, start, _ in found.events:
+        for at, kind in enumerate(task.kind, int(start)):
+            part[at, device] = PARTS.index(kind)
+            microbatch[at, device] = task.microbatch
+    waits = (part == PARTS.index("B")).cumsum(0) - (part == PARTS.index("W")).cumsum(0)
+    return Slots(part, microbatch, max(found.live), int(waits.max()))
+
+
+def in_slots(make: Callable):
+    """A schedule for `pipelined`, such as in_slots(zero_bubble).
+
+    make(stages, microbatches) -> a schedule of `meshbook.parallel.schedules`.
+    """
+    def run(pipeline: Pipeline, weights: Any, microbatches: int):
+        table = table_of(make(jax.lax.axis_size(pipeline.axis), microbatches))
+        return by_table(pipeline, weights, table)
+
+    return run
+
+
+def by_table(pipeline: Pipeline, weights: Any, table: Slots):
+    """(sums, gradients of weights, gradients of what is outside of the layers), by a table.
+
+    Of a microbatch a device keeps what its F left for B and W, and what its B left for W.
+    """
+    stage, zeros = StageParts.of(pipeline, weights), pipeline.zeros
+    x, (kept, more) = stage.x, stage.left()
+    sums, others = jax.eval_shape(pipeline.outside)
+    start = Carry(sent=zeros((x, x)), arrived=zeros((x, x), table.held),
+                  kept=zeros(kept, table.held), more=zeros(more, table.waiting),
+                  dweights=zeros(weights), outside=zeros((sums, others)))
+    now = jnp.asarray(table.part), jnp.asarray(table.microbatch)
+    before = [jnp.pad(each, ((1, 0), (0, 0)))[:-1] for each in now]
+    carry, _ = jax.lax.scan(partial(slot, stage), start, (now, before))
+    sums, others = carry.outside
+    return sums, carry.dweights, others
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Carry:
+    """What goes from slot to slot, rings with a place for each microbatch that is kept.
+
+    sent: (y, dx) to both neighbours; arrived: rings of what stages were given, (x, dy); kept, more:
+    rings of what F and B left; dweights, outside: sums so far.
+    """
+    sent: tuple
+    arrived: tuple
+    kept: list
+    more: list
+    dweights: Any
+    outside: tuple
+
+
+def slot(stage: StageParts, carry: Carry, row: tuple):
+    """One slot: receive, do what the table says, and what all devices do together."""
+    pipeline, ((part, i), before) = stage.pipeline, row
+    (s, p), (F, B) = pipeline.place, (PARTS.index("F"), PARTS.index("B"))
+    x_ring, dy_ring = carry.arrived
+    (did, which), up, down = before, (s - 1) % p, (s + 1) % p
+    x_ring = received(x_ring, pipeline.up(carry.sent[0]), which[up], (did[up] == F) & (s > 0))
+    dy_ring = received(dy_ring, pipeline.down(carry.sent[1]), which[down],
+                       (did[down] == B) & (s < p - 1))
+    x = when(pipeline, "enter", part[0] == F, pipeline.enter, i[0])
+    x_ring = received(x_ring, x, i[0], (part[0] == F) & (s == 0))
+
+    carry = replace(carry, arrived=(x_ring, dy_ring))
+    branches = [stage.idle, stage.forward, stage.of_input, stage.of_weights]
+    with jax.named_scope("part"):
+        carry = jax.lax.switch(part[s], branches, carry, i[s])
+
+    y, dx = carry.sent
+    sums, dy, grads = when(pipeline, "leave", part[-1] == F, pipeline.behind, y, i[-1])
+    dy_ring = received(dy_ring, dy, i[-1], (part[-1] == F) & (s == p - 1))
+    more = when(pipeline, "returned", part[0] == B, pipeline.before, dx, i[0])
+    outside = added(carry.outside, (sums, added(grads, more)))
+    return replace(carry, arrived=(x_ring, dy_ring), outside=outside), None
+
+
+@dataclass(frozen=True)
+class StageParts:
+    """The layers of a device, and the three parts of each: branches of a slot."""
+    pipeline: Pipeline
+    weights: Any
+    x: Any
+    parts: Three
+
+    @classmethod
+    def of(cls, pipeline: Pipeline, weights: Any):
+        """The stage of a pipeline with these weights."""
+        each, shared = pipeline.own(pipeline.place[0])
+        x = pipeline.own_part(pipeline.enter(0))
+        first = jax.tree.map(lambda x: x[0], (weights, each))
+        return cls(pipeline, weights, x, in_three(pipeline.layer, first[0], x, first[1], shared))
+
+    def left(self):
+        """Shapes of what F and B of all layers leave behind."""
+        def both(dy):
+            i = self.pipeline.place[0]  # as a microbatch's number, another one on each device
+            _, kept = self.up_the_layers(dy, i)
+            return kept, self.down_the_layers(kept, dy, i)[1]
+
+        return jax.eval_shape(both, self.x)
+
+    def idle(self, carry: Carry, i: Any):
+        return carry
+
+    def forward(self, carry: Carry, i: Any):
+        y, kept = self.up_the_layers(read(carry.arrived[0], i), i)
+        return replace(carry, sent=(y, carry.sent[1]), kept=written(carry.kept, kept, i))
+
+    def of_input(self, carry: Carry, i: Any):
+        dx, more = self.down_the_layers(read(carry.kept, i), read(carry.arrived[1], i), i)
+        return replace(carry, sent=(carry.sent[0], dx), more=written(carry.more, more, i))
+
+    def of_weights(self, carry: Carry, i: Any):
+        each, shared = self.pipeline.own(i)
+        left = read(carry.kept, i), read(carry.more, i)
+
+        def turn(_, layer):
+            weights, each, kept, more = layer
+            return None, self.parts.of_weights(weights, (each, shared), kept, more)
+
+        _, dweights = jax.lax.scan(turn, None, (self.weights, each, *left))
+        return replace(carry, dweights=added(carry.dweights, dweights))
+
+    def up_the_layers(self, x: Any, i: Any):
+        """(y, what each layer keeps)."""
+        each, shared = self.pipeline.own(i)
+        turn = lambda x, layer: self.parts.forward(layer[0], (layer[1], shared), x)
+        return jax.lax.scan(turn, x, (self.weights, each))
+
+    def down_the_layers(self, kept: list, dy: Any, i: Any):
+        """(dx, what else each layer keeps), from the last layer to the first."""
+        each, shared = self.pipeline.own(i)
+
+        def turn(dy, layer):
+            weights, each, kept = layer
+            return self.parts.of_input(weights, (each, shared), kept, dy)
+
+        return jax.lax.scan(turn, dy, (self.weights, each, kept), reverse=True)
+
+
+def read(rings: Any, i: Any):
+    """What rings have of microbatch i."""
+    return jax.tree.map(lambda ring: ring[i % len(ring)], rings)
+
+
+def written(rings: Any, new: Any, i: Any):
+    """Rings that have this of microbatch i."""
+    put = lambda ring, x: jax.lax.dynamic_update_index_in_dim(ring, x, i % len(ring), 0)
+    return jax.tree.map(put, rings, new)
+
+
+def received(ring: Any, x: Any, i: Any, true: Any):
+    """A ring that has x of microbatch i where that is true."""
+    return jnp.where(true, written(ring, x, i), ring)

@@ -1,0 +1,253 @@
+"""Experts in the decoder: equal on all meshes to plain experts, balanced, causal, as planned."""
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from moved import moved
+
+from meshbook import proofs
+from meshbook.models.balanced_loss import BIAS, balanced, balanced_loss, loads_of
+from meshbook.models.decoder import Decoder, DecoderConfig
+from meshbook.models.expert_layers import JAXFORMER, ExpertSizes
+from meshbook.models.reference_decoder import feed_forward, grouped, normalised
+from meshbook.planning.decoder_costs import decoder_parameters
+from meshbook.planning.expert_costs import (
+    expert_all_to_alls, expert_decoder_parameters, expert_step_flops, balanced_step_traffic,
+    one_hot_flops
+)
+from meshbook.sharding import Sharding, make_mesh
+from meshbook.training import compile_step, create_state, run
+
+E, A = 8, 2
+SIZES = ExpertSizes(E, A, shared=32, capacity=1.25, auxiliary=0.1, block=8)
+SMALL = DecoderConfig(vocabulary=250, tokens=16, embed=32, hidden=48, heads=4, layers=2,
+                      experts=SIZES)
+CONFIGS = {
+    "capacity": SMALL,
+    "dropless": dataclasses.replace(
+        SMALL, dropout=0.1, experts=dataclasses.replace(SIZES, capacity=0.0, shared=0)),
+    "biased": dataclasses.replace(SMALL, period=2, gated=False, bias=True,
+                                  experts=dataclasses.replace(SIZES, biased=True,
+                                                              router="sigmoid")),
+}
+AXES, ROWS = ("batch", "expert", "model"), ("batch", "expert")
+RULES = Sharding.tensor_parallel().also(E="expert", B=ROWS)
+RANDOM = np.random.default_rng(0)
+TOKENS = RANDOM.integers(0, 250, (3, 16, 17)).astype(np.int32)
+BATCHES = [{"inputs": rows[:, :-1], "labels": rows[:, 1:]} for rows in TOKENS]
+KEY = jax.random.key(0)
+
+
+def make(name, shape=None, optimizer=optax.sgd(0.1, momentum=0.0)):
+    rules = RULES if shape else Sharding.none()
+    return create_state(lambda: Decoder(CONFIGS[name], rules, rngs=nnx.Rngs(0)),
+                        balanced(optimizer, 0.01), make_mesh(shape or (1, 1, 1), AXES),
+                        loss=balanced_loss, rows=ROWS)
+
+
+@functools.cache
+def step(name, shape=None):
+    state = make(name, shape)
+    return state, compile_step(state, state.program.place(BATCHES[0]), KEY)
+
+
+def logits(state, tokens_BT):
+    with jax.set_mesh(state.program.mesh):
+        found = jax.jit(state.program.apply)(
+            state.params, state.program.place({"inputs": tokens_BT})["inputs"])
+    return np.asarray(found)[..., :250]
+
+
+@pytest.mark.parametrize("name, shape", [
+    ("capacity", (1, 8, 1)), ("capacity", (2, 2, 2)), ("dropless", (4, 2, 1)),
+    ("biased", (2, 2, 2))])
+def test_it_trains_as_on_one_device(name, shape):
+    state, program = step(name, shape)
+    alone, single = step(name)
+    found = proofs.assert_same_training(run(state, KEY, program), run(alone, KEY, single), BATCHES)
+    assert found.gradient_difference < 1e-6
+    zero = [f"layers/1/experts/{BIAS}"] if name == "biased" else []
+    assert found.zero == zero and not found.still == (name != "dropless")
+
+
+def plain(params, tokens_BT):
+    """Hidden states and balances: every expert computes every token, weighted by its gate."""
+    x_BTD, T = params["token_VD"][tokens_BT], tokens_BT.shape[1]
+    at_BT, balances = jnp.broadcast_to(jnp.arange(T), tokens_BT.shape), []
+    for number in range(2):
+        p = jax.tree.map(lambda x: x[number], params["layers"]["0"])
+        x_BTD = x_BTD + grouped(p["attention"], normalised(p["norm1"], x_BTD), at_BT,
+                                jnp.tril(jnp.ones((T, T), bool)))
+        y_BTD, experts = normalised(p["norm2"], x_BTD), p["experts"]
+        scores_BTE = jax.nn.softmax(y_BTD @ experts["w_router_DC"])
+        least = jnp.sort(scores_BTE, -1)[..., -A, None]
+        gates_BTE = jnp.where(scores_BTE >= least, scores_BTE, 0)
+        balances.append(E * ((gates_BTE > 0).mean((0, 1)) / A * scores_BTE.mean((0, 1))).sum())
+        gates_BTE /= gates_BTE.sum(-1, keepdims=True)
+        for e in range(E):
+            one = {name: experts[f"w_{letters}"][e] for name, letters in (
+                ("w_in_DSF", "in_EDSF"), ("w_out_FD", "out_EFD"))}
+            x_BTD = x_BTD + gates_BTE[..., e, None] * feed_forward(one, y_BTD)
+    return normalised(params["norm"], x_BTD), sum(balances)
+
+
+def test_loss_and_every_gradient_are_those_of_experts_that_compute_all_tokens():
+    state, _ = step("dropless", (4, 2, 1))
+    params = moved(state.params, 0.1)
+
+    def expected(params):
+        hidden_BTD, balances = plain(params, BATCHES[0]["inputs"])
+        scores = (hidden_BTD @ params["token_VD"].T)[..., :250]
+        taken = jnp.take_along_axis(jax.nn.log_softmax(scores), BATCHES[0]["labels"][..., None], -1)
+        return -taken.mean() + SIZES.auxiliary * balances
+
+    batch = state.program.place(BATCHES[0])
+    with jax.set_mesh(state.program.mesh):
+        found = jax.jit(jax.value_and_grad(lambda params, batch: balanced_loss(
+            params, state.program, batch)[0]))(params, batch)
+    wanted = jax.jit(jax.value_and_grad(expected))(jax.device_get(params))
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-6)
+    whole = optax.tree.norm(wanted[1])
+    for path, apart in jax.tree_util.tree_leaves_with_path(jax.tree.map(
+            lambda a, b: np.linalg.norm(a - b) / whole, jax.device_get(found[1]), wanted[1])):
+        assert apart < 2e-6, (path, apart)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_later_tokens_change_nothing_before_them(name):
+    state, _ = step(name)
+    params = moved(state.params, 0.3)
+    state, tokens = dataclasses.replace(state, params=params), TOKENS[0][:, :-1]
+    changed = tokens.copy()
+    changed[:, 9:] = RANDOM.integers(0, 250, (16, 7))
+    before, after = logits(state, tokens), logits(state, changed)
+    np.testing.assert_array_equal(before[:, :9], after[:, :9])
+    assert (before[:, 9:] != after[:, 9:]).any()
+
+
+def test_a_row_is_the_same_among_other_rows_and_on_another_mesh():
+    state, _ = step("capacity")
+    alone = np.concatenate([logits(state, rows) for rows in np.split(TOKENS[0][:, :-1], 4)])
+    split, _ = step("capacity", (1, 8, 1))
+    np.testing.assert_allclose(logits(split, TOKENS[0][:, :-1]), alone, atol=1e-5)
+
+
+def test_loads_are_those_of_all_devices_and_dropping_takes_from_them():
+    found = {}
+    for shape in (None, (2, 2, 2)):
+        state, _ = step("capacity", shape)
+        with jax.set_mesh(state.program.mesh):
+            found[shape] = jax.device_get(loads_of(state, state.program.place(BATCHES[0])))
+    one, split = found.values()
+    np.testing.assert_array_equal(one.before_E, split.before_E)
+    np.testing.assert_array_equal(one.after_E, split.after_E)
+    assert (one.before_E.sum(-1) == 16 * 16 * A).all() and one.before_E.shape == (2, E)
+    assert (one.after_E <= np.minimum(one.before_E, 16 * 5)).all()
+    state, program = step("capacity")
+    _, metrics = program(jax.tree.map(jnp.copy, state), state.program.place(BATCHES[0]), KEY)
+    dropped = 1 - one.after_E.sum() / one.before_E.sum()
+    assert 0 < dropped < 0.5
+    np.testing.assert_allclose(metrics["dropped"], dropped, rtol=1e-6)
+    np.testing.assert_allclose(metrics["balance"], one.balance.mean(), rtol=1e-6)
+
+
+def test_a_bias_goes_up_for_idle_experts_and_down_for_busy_ones_by_the_same_rate():
+    state, program = step("biased", (2, 2, 2))
+    bias = lambda state: np.asarray(state.params["layers"]["1"]["experts"][BIAS])
+    assert not bias(state).any()
+    new, _ = program(jax.tree.map(jnp.copy, state), state.program.place(BATCHES[0]), KEY)
+    with jax.set_mesh(state.program.mesh):
+        before = np.asarray(loads_of(state, state.program.place(BATCHES[0])).before_E)
+    np.testing.assert_allclose(bias(new), 0.01 * np.sign(before.mean() - before), rtol=1e-6)
+
+
+def test_an_optimizer_sees_no_gradient_of_a_bias():
+    params = {"experts": {BIAS: jnp.zeros((2, 4)), "w_in_EF": jnp.zeros((4, 3))}}
+    loads = jnp.array([[4.0, 0, 2, 2], [1, 1, 1, 5]])
+    loads = {"experts": {BIAS: loads, "w_in_EF": jnp.ones((4, 3))}}
+    optimizer = balanced(optax.adam(1e-2), 0.5)
+    updates, state = optimizer.update(loads, optimizer.init(params), params)
+    moments = state[0].mu["experts"]
+    assert not np.asarray(moments[BIAS]).any() and moments["w_in_EF"].all()
+    np.testing.assert_array_equal(updates["experts"][BIAS],
+                                  [[-0.5, 0.5, 0, 0], [0.5, 0.5, 0.5, -0.5]])
+    np.testing.assert_allclose(updates["experts"]["w_in_EF"], -1e-2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 1), (4, 2, 1), (2, 2, 2)])
+def test_parameters_work_and_all_to_alls_are_those_of_the_formulas(shape):
+    name = "biased" if shape == (2, 2, 2) else "capacity"
+    state, program = step(name, shape)
+    config, mesh = CONFIGS[name], state.program.mesh
+    held = sum(leaf.addressable_shards[0].data.size for leaf in jax.tree.leaves(state.params))
+    assert held == expert_decoder_parameters(config, shape[2], shape[1])
+    proofs.assert_divided(program, 8, *expert_step_flops(config, 16, shape[2]), rtol=1e-9)
+    found = proofs.collectives(program, mesh)
+    assert found["all-to-all", ("expert",)] == expert_all_to_alls(config, mesh, 16)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 1), (4, 2, 1), (2, 2, 2)])
+def test_all_that_travels_is_that_of_the_formula(shape):
+    state, program = step("capacity", shape)
+    proofs.assert_communicates(program, state.program.mesh,
+                               balanced_step_traffic(SMALL, state.program.mesh, 16))
+
+
+def test_traffic_that_was_not_derived_is_refused():
+    with pytest.raises(ValueError, match="is known without biases and latents"):
+        balanced_step_traffic(CONFIGS["biased"], make_mesh((2, 2, 2), AXES), 16)
+
+
+def test_one_device_has_no_all_to_all():
+    state, program = step("capacity")
+    assert expert_all_to_alls(SMALL, state.program.mesh, 16) is None
+    assert not proofs.collectives(program, state.program.mesh)
+
+
+def test_jaxformer_has_as_many_parameters_as_it_says_and_counts_its_active_ones_so():
+    config = DecoderConfig.jaxformer(experts=JAXFORMER)
+    with jax.set_mesh(make_mesh((1, 1))):
+        model = nnx.eval_shape(lambda: Decoder(config, Sharding.none(), rngs=nnx.Rngs(0)))
+    count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
+    padding = (config.padded - config.vocabulary) * config.embed
+    assert count == expert_decoder_parameters(config) == 949_248_384 + padding
+    outside = config.vocabulary * config.embed + 2 * config.embed
+    active = expert_decoder_parameters(config, active=True) - padding
+    assert active - outside == 343_321_728
+
+
+def test_one_hot_dispatch_at_the_sizes_of_jaxformer():
+    found = one_hot_flops(DecoderConfig.jaxformer(experts=JAXFORMER), 4 * 1024, 16 * 384)
+    assert found == {"experts": 6144 * 4 * 768 * 3072, "dispatch": 4 * 4096 * 6144 * 768}
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"active": 9}, "a token goes to 1 to 8 of 8 experts; found active=9"),
+    ({"active": 0}, "found active=0"), ({"capacity": -1.0}, "capacity is a number from 0"),
+    ({"auxiliary": -0.1}, "auxiliary is a number from 0; found -0.1"),
+    ({"router": "hash"}, "router is one of softmax, sigmoid; found 'hash'")])
+def test_sizes_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(SIZES, **changes)
+
+
+def test_experts_that_the_mesh_cannot_divide_are_refused():
+    config = dataclasses.replace(SMALL, experts=dataclasses.replace(SIZES, count=6))
+    with pytest.raises(ValueError, match="E=6 does not divide over mesh axis 'expert' of size 8"):
+        create_state(lambda: Decoder(config, RULES, rngs=nnx.Rngs(0)), optax.sgd(0.1),
+                     make_mesh((1, 8, 1), AXES), loss=balanced_loss, rows=ROWS)
+
+
+def test_formulas_of_a_dense_decoder_refuse_experts():
+    with pytest.raises(ValueError, match="expected a dense decoder; found 8 experts"):
+        decoder_parameters(SMALL)
+
+
+def test_the_work_of_a_dropless_decoder_is_not_a_formula():
+    with pytest.raises(ValueError, match="found capacity=0.0 and remat='none'"):
+        expert_step_flops(CONFIGS["dropless"], 16)
