@@ -59,7 +59,7 @@ def work(compiled: Any, taken: Mapping[str, Sequence[float | int | Fraction]] | 
 
     flops = execution.tally(program, measure, taken)["flops"]
     _check_all_counted(program, seen)
-    return flops
+    return int(flops) if flops == int(flops) else float(flops)
 
 
 def by_instruction(compiled: Any):

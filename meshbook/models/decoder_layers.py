@@ -21,7 +21,7 @@ from meshbook.models.heads import (
     Angles, GroupedQueryAttention, Hidden, LatentAttention, Sees, biases, multiplied, uniform
 )
 from meshbook.models.layers import dropout, keys_for
-from meshbook.sharding import Sharding, beside
+from meshbook.sharding import Sharding, beside, varies
 
 
 class RMSNorm(nnx.Module):
@@ -102,7 +102,7 @@ class DecoderLayer(nnx.Module):
     def add_with_loads(self, x_BTD: Hidden, y_BTD: Hidden, key: jax.Array | None = None):
         """The same, and the Loads of experts; an MLP beside them is an expert that all share."""
         first, second = keys_for(key, 2)
-        x_BTD, loads = x_BTD + dropout(y_BTD, self.rate, first), None
+        x_BTD, loads = x_BTD + dropped(y_BTD, self.rate, first), None
         normed_BTD = self.norm2(x_BTD)
         with jax.named_scope("mlp"):
             y_BTD = None if self.mlp is None else self.mlp(normed_BTD)
@@ -110,4 +110,21 @@ class DecoderLayer(nnx.Module):
             with jax.named_scope("experts"):
                 found_BTD, loads = self.experts(normed_BTD)
             y_BTD = found_BTD if y_BTD is None else found_BTD + y_BTD
-        return x_BTD + dropout(y_BTD, self.rate, second), loads
+        return x_BTD + dropped(y_BTD, self.rate, second), loads
+
+
+def dropped(x_BTD: Hidden, rate: int | float, key: jax.Array | None):
+    """dropout of x, with the numbers that its rows have among those of all devices.
+
+    In a shard_map that is manual over axes that split the rows, x has other rows on each device,
+    and the key is the same: to know its own numbers, a device draws those of all rows.
+    """
+    if key is None or rate == 0:
+        return x_BTD
+    names = jax.sharding.get_abstract_mesh().axis_names
+    axes = tuple(axis for axis in names if axis in varies(x_BTD) - varies(key))
+    if not axes:
+        return dropout(x_BTD, rate, key)
+    B, *others = x_BTD.shape
+    of_all = dropout(jnp.ones((B * jax.lax.axis_size(axes), *others), x_BTD.dtype), rate, key)
+    return x_BTD * jax.lax.dynamic_slice_in_dim(of_all, jax.lax.axis_index(axes) * B, B)

@@ -27,7 +27,7 @@ from meshbook.models.context_attention import attend_over_context
 from meshbook.models.row_attention import FOUND, attend_by_rows, scores_of
 from meshbook.models.text_models import MASKED
 from meshbook.parallel.sequence import gathered_tokens, products
-from meshbook.sharding import Sharding, axes_of, beside, reduced
+from meshbook.sharding import Sharding, axes_of, beside, summed_once
 
 Hidden = Float[Array, "B T D"]
 Angles = Float[Array, "#B T k"] | None
@@ -138,7 +138,7 @@ class GroupedQueryAttention(nnx.Module):
     def read(self, x_BTD: Hidden, angles_BTk: Angles):
         """Queries (B, T, H, K), and what is kept: keys and values (B, T, G, K)."""
         s = self.sharding
-        x_BTD = reduced(x_BTD, s.activations["H"], s.activations["G"])  # one gradient of both
+        x_BTD = summed_once(x_BTD, s.activations["H"], s.activations["G"])  # one gradient of both
         q_BTHK, kv_BTSGK = multiplied_by_each(
             s, x_BTD, ("BTD,DHK->BTHK", self.w_query_DHK, self.b_query_HK),
             ("BTD,DSGK->BTSGK", self.w_kept_DSGK, self.b_kept_SGK))
@@ -202,7 +202,7 @@ class LatentAttention(nnx.Module):
         s = self.sharding
         own_BTSR = multiplied(s, "BTD,DSR->BTSR", x_BTD, self.w_latent_DSR, self.b_latent_SR)
         whole_BTSR = gathered_tokens(own_BTSR)  # 2·R numbers of a token, not D
-        c_BTSR = reduced(whole_BTSR, s.activations["H"])  # its gradient is summed over heads once
+        c_BTSR = summed_once(whole_BTSR, s.activations["H"])  # over heads, its gradient
         q_BTHK = multiplied(s, "BTR,RHK->BTHK", c_BTSR[:, :, 1], self.w_query_RHK, self.b_query_HK)
         if self.w_turned_SRP is None:
             return (q_BTHK, None), (c_BTSR[:, :, 0], None)
@@ -243,7 +243,7 @@ class LatentAttention(nnx.Module):
             k_BsHK = self.keys(c_BsR, w_key_RHK)
             scores = scores_of("BTHK,BsHK->BHTs", q_BTHK, k_BsHK)
         if q_BTHP is not None:
-            scores += scores_of("BTHP,BsP->BHTs", q_BTHP, reduced(k_BsP, s.activations["H"]))
+            scores += scores_of("BTHP,BsP->BHTs", q_BTHP, summed_once(k_BsP, s.activations["H"]))
             size += q_BTHP.shape[-1]
         p_BHTs = weights_of(scores * size ** -0.5, sees_BTs[:, None], c_BsR.dtype)
         if absorbed:
@@ -266,6 +266,6 @@ class LatentAttention(nnx.Module):
         v_BsHK = jnp.einsum("BsR,RHK->BsHK", c_BsR, w_RSHK[:, 1],
                             out_sharding=s.activation("BTHK"))
         if k_BsP is not None:
-            k_BsP = reduced(k_BsP, s.activations["H"])  # its gradient is summed over heads once
+            k_BsP = summed_once(k_BsP, s.activations["H"])  # its gradient is summed over heads once
         keys = self.keys(c_BsR, w_RSHK[:, 0]), k_BsP
         return attend_by_rows(s, queries, keys, v_BsHK, sees_BTs)

@@ -16,7 +16,7 @@ from jax.nn import initializers as init
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from meshbook.sharding import Sharding, check_split, reduced, varies
+from meshbook.sharding import Sharding, check_split, reduced
 
 
 class Sizes:
@@ -81,28 +81,14 @@ def kept(key: jax.Array, x: Float[Array, "... T D"], least: int):
     split = jax.typeof(x).sharding
     *first, tokens, last = split.spec.partitions
     whole = split.update(spec=P(*first, None, last))
-    words = own_rows(x, key, lambda rows: jax.random.bits(
+    words = jax.random.bits(
         key, (*rows, -(-T // 4), D), jnp.uint32, out_sharding=whole
-    ))
+    )
     words = jax.lax.optimization_barrier(words)  # or each byte draws them again
     keep = [(words >> shift) % 256 >= least for shift in (0, 8, 16, 24)]
     keep = jnp.concatenate(keep, -2)
     keep = jax.lax.optimization_barrier(keep)[..., :T, :]  # or drawn twice
     return keep if tokens is None else jax.reshard(keep, split)
-
-
-def own_rows(x: Float[Array, "B ..."], key: jax.Array, draw: Callable):
-    """Of draw(shape of the rows of all devices) the rows that belong to x.
-
-    In a shard_map that is manual over axes that split the rows, x has other rows on each device,
-    and the key is the same: to know its own numbers, a device draws those of all rows.
-    """
-    axes = tuple(axis for axis in jax.sharding.get_abstract_mesh().axis_names
-                 if axis in varies(x) - varies(key))
-    if not axes:
-        return draw(x.shape[:-2])
-    rows = draw((x.shape[0] * jax.lax.axis_size(axes), *x.shape[1:-2]))
-    return jax.lax.dynamic_slice_in_dim(rows, jax.lax.axis_index(axes) * len(x), len(x))
 
 
 def keys_for(key: jax.Array | None, places: int):

@@ -21,7 +21,7 @@ from meshbook.models.decoder import Decoder
 from meshbook.models.layers import keys_for
 from meshbook.models.losses import CHUNK, sums_and_gradients
 from meshbook.models.text_models import Hidden, places
-from meshbook.parallel.accumulation import in_parts, with_gradients
+from meshbook.parallel.accumulation import in_parts, with_made_gradients
 from meshbook.parallel.pipeline import Pipeline
 from meshbook.sharding import (
     axes_of, is_pair, of_parts, opened, own_parts, summed, varying, with_parts
@@ -47,11 +47,11 @@ def pipelined(schedule: Callable, microbatches: int, axis: str = "stage"):
         keys = None if key is None else jax.random.split(key, microbatches)
 
         def forward(params):
-            whole, back = jax.vjp(partial(gathered, program, params), own_parts(params))
+            whole, back = jax.vjp(partial(whole_parameters, program, params), own_parts(params))
             found, grads = in_stages(schedule, program, axis, whole, cut, keys)
             return found, of_parts(params, *back(grads))
 
-        return with_gradients(lambda params: forward(params)[0], forward, params)
+        return with_made_gradients(lambda params: forward(params)[0], forward, params)
 
     return mean_loss
 
@@ -67,7 +67,7 @@ def check_stages(program: Program, axis: str):
         raise ValueError(f"a stage needs all tokens of a row; found T split over {', '.join(axes)}")
 
 
-def gathered(program: Program, params: Any, own: Any):
+def whole_parameters(program: Program, params: Any, own: Any):
     """Parameters as all microbatches use them, whole along the axes of rows: gathered once.
 
     own: each device's own parts. Gradients are summed along these axes once, too, and scattered

@@ -58,12 +58,12 @@ def in_microbatches(loss: Callable, parts: int):
             found, grads = shared((found, grads), parts)
             return found, of_parts(params, grads)
 
-        return with_gradients(mean, forward, params)
+        return with_made_gradients(mean, forward, params)
 
     return mean_loss
 
 
-def with_gradients(mean: Callable, forward: Callable, params: Any):
+def with_made_gradients(mean: Callable, forward: Callable, params: Any):
     """mean(params), a loss and metrics, whose gradients forward(params) finds together with them.
 
     forward(params) -> (what mean returns, gradients of the loss).

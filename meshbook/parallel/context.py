@@ -19,12 +19,11 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from meshbook.parallel import blockwise
 from meshbook.parallel.ring_attention import (
-    Segments, joined_results, of_each_query, of_keys, of_queries, ring_backward, ring_forward,
-    with_number
+    Segments, joined_results, of_each_query, of_queries, ring_backward, ring_forward, with_number
 )
 from meshbook.parallel.zigzag import Tokens, filled_up, zigzag, zigzag_order
 from meshbook.sharding import axes_of
@@ -119,7 +118,8 @@ def all_keys(context: Context, q: Queries, k: Keys, v: Values, segments_BT: Segm
     return queries, (tokens.cut(k), places, documents), tokens.cut(v), jnp.concatenate(pairs)
 
 
-def with_gather_back(context: Context, kept: tuple, segments_BT: Segments, dy: Float[Array, "B t H V"]):
+def with_gather_back(context: Context, kept: tuple, segments_BT: Segments,
+                     dy: Float[Array, "B t H V"]):
     """Keys and values are gathered once more; all devices' parts of their gradients are summed."""
     (q, k, v, y, log_sum), tokens = kept, context.tokens(dy.shape[1])
     queries, keys, values, pairs = all_keys(context, q, k, v, segments_BT)
@@ -198,8 +198,8 @@ def ring_attention(q: Queries, k: Keys, v: Values, axis: str = "context", *,
     Returns (B, t, H, V), of v's type. segments (B, T): documents of all T = n·t tokens, in the
     order in which they lie; queries look at their own document. zigzagged: tokens lie in the order
     of `zigzag`, and all devices have the same work. block: tokens of a block. With u the bytes of
-    a device's keys, 2·(n - 1)·u travel forward and 4·(n - 1)·u backward, or 8·(n - 1)·u in all where
-    sums of gradients are float32 beside bfloat16 keys. Not for second derivatives.
+    a device's keys, 2·(n - 1)·u travel forward and 4·(n - 1)·u backward, or 8·(n - 1)·u in all
+    where sums of gradients are float32 beside bfloat16 keys. Not for second derivatives.
     """
     return attend(Context("ring", axis, zigzagged, block), q, k, v, segments)
 

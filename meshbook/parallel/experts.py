@@ -120,18 +120,19 @@ def through_experts(sharding: Sharding, x_BTD: Hidden, choices_BTA: Choices, gat
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def made_by_experts(layout: Layout, *arguments: Any):
     """`expert_parallel` or `dropless`, of arrays that are laid out already."""
-    return forward(layout, *arguments)[0]
+    return there_and_kept(layout, *arguments)[0]
 
 
-def forward(layout: Layout, x_BTD: Hidden, choices_BTA: Choices, gates_BTA: Gates, weights: dict):
+def there_and_kept(layout: Layout, x_BTD: Hidden, choices_BTA: Choices, gates_BTA: Gates,
+                   weights: dict):
     """The result, and what is kept: what experts were given, hidden units, and what came back."""
     def local(x_bTD, choices_bTA, gates_bTA, weights):
         slots_SA, token_N, owner_n = plan(layout, choices_bTA)
         first, last = halves(varying(weights, layout.every))
-        x = to_experts(layout, dispatch(gathered(layout, x_bTD), token_N))
+        x = to_experts(layout, dispatch(all_tokens(layout, x_bTD), token_N))
         h = into_hidden(owner_n, first, x)
         y_ND = from_experts(layout, out_of_hidden(layout.hidden, owner_n, last, h))
-        y_SD = combine(y_ND, gathered(layout, gates_bTA), slots_SA)
+        y_SD = combine(y_ND, all_tokens(layout, gates_bTA), slots_SA)
         kept = jax.tree.map(lambda each: each[None], (x, h, y_ND))
         return scattered(layout, y_SD.astype(x_bTD.dtype), x_bTD.shape), kept
 
@@ -141,7 +142,7 @@ def forward(layout: Layout, x_BTD: Hidden, choices_BTA: Choices, gates_BTA: Gate
     return y_BTD, (choices_BTA, gates_BTA, weights, kept)
 
 
-def backward(layout: Layout, arguments: tuple, dy_BTD: Hidden):
+def gradients_of_experts(layout: Layout, arguments: tuple, dy_BTD: Hidden):
     """The gradients of tokens, gates and weights; a weight's is one sum, or waits for it."""
     choices_BTA, gates_BTA, weights, kept = arguments
     waits = {letters: jax.typeof(w).sharding.spec.reduced for letters, w in weights.items()}
@@ -149,7 +150,7 @@ def backward(layout: Layout, arguments: tuple, dy_BTD: Hidden):
     def local(choices_bTA, gates_bTA, weights, kept, dy_bTD):
         slots_SA, token_N, owner_n = plan(layout, choices_bTA)
         x, h, y_ND = (each[0] for each in kept)
-        dy_SD, gates_SA = gathered(layout, dy_bTD), gathered(layout, gates_bTA)
+        dy_SD, gates_SA = all_tokens(layout, dy_bTD), all_tokens(layout, gates_bTA)
         given_N = per_slot(gates_SA, slots_SA, len(token_N), 0)
         dy_ND = (given_N[:, None] * dispatch(dy_SD, token_N)).astype(x.dtype)
         first, last = halves(varying(weights, layout.every))
@@ -176,7 +177,7 @@ def backward(layout: Layout, arguments: tuple, dy_BTD: Hidden):
     return dx_BTD, None, dgates_BTA, dweights
 
 
-made_by_experts.defvjp(forward, backward)
+made_by_experts.defvjp(there_and_kept, gradients_of_experts)
 
 
 def in_one(local: Callable):
@@ -189,7 +190,7 @@ def in_one(local: Callable):
     return jax.checkpoint(local, prevent_cse=False)
 
 
-def gathered(layout: Layout, x_bTD: Shaped[Array, "b T D"]):
+def all_tokens(layout: Layout, x_bTD: Shaped[Array, "b T D"]):
     """This device's tokens, and without a capacity those of all that share its experts: (S, D).
 
     `scattered` is its transpose. Everything varies over all axes: a sum over one is written out.
@@ -231,7 +232,7 @@ def from_experts(layout: Layout, y: Float[Array, "... D"]):
 
 def plan(layout: Layout, choices_bTA: Int[Array, "b T A"]):
     """Slots of choices (S, A), tokens of slots (N,), and experts of blocks, if there are blocks."""
-    choices_SA, owner_n = gathered(layout, choices_bTA), None
+    choices_SA, owner_n = all_tokens(layout, choices_bTA), None
     if C := layout.capacity:  # slots of an expert stand together: (E, b, C), not (b, E, C)
         b, E = len(choices_bTA), layout.count
         row_S1 = (jnp.arange(len(choices_SA)) // (len(choices_SA) // b))[:, None]

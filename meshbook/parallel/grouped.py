@@ -107,7 +107,7 @@ def into_hidden(owner_n: Int[Array, "n"] | None, weights: Mapping, x: Float[Arra
     w_EDSF = weights["EDSF"]
     e, D, *SF = w_EDSF.shape
     b_EF = weights["ESF"].reshape(e, -1) if "ESF" in weights else None
-    h = product(owner_n, x, w_EDSF.reshape(e, D, -1), b_EF)
+    h = multiplied_by_expert(owner_n, x, w_EDSF.reshape(e, D, -1), b_EF)
     return h.reshape(*h.shape[:-1], *SF)
 
 
@@ -117,11 +117,11 @@ def out_of_hidden(axes: tuple[str, ...], owner_n: Int[Array, "n"] | None, weight
     b_ED = weights.get("ED")
     if b_ED is not None and axes:
         b_ED = jnp.where(jax.lax.axis_index(axes) == 0, b_ED, 0)  # once in the sum
-    return product(owner_n, activated(h), weights["EFD"], b_ED)
+    return multiplied_by_expert(owner_n, activated(h), weights["EFD"], b_ED)
 
 
-def product(owner_n: Int[Array, "n"] | None, x: Float[Array, "... D"], w_EDF: Float[Array, "E D F"],
-            b_EF: Float[Array, "E F"] | None):
+def multiplied_by_expert(owner_n: Int[Array, "n"] | None, x: Float[Array, "... D"],
+                         w_EDF: Float[Array, "E D F"], b_EF: Float[Array, "E F"] | None):
     """Slots times the matrices of their experts, plus biases: (E, slots, F), or blocks (N, F)."""
     if owner_n is None:
         y = jnp.einsum("END,EDF->ENF", x, w_EDF)

@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Int, Num
 from meshbook.sharding import shard_map_over_the_rest
 
 SCORES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
-TINY = 1e-20  # beside a sum of scores that are all 0 in float32
+NEARLY_ZERO = 1e-20  # beside a sum of scores that are all 0 in float32
 
 
 @jax.tree_util.register_dataclass
@@ -62,8 +62,8 @@ def route(logits_BTE: Float[Array | np.ndarray, "B T E"], active: int, kind: str
     chosen_BTAE = experts_BTA[..., None] == jnp.arange(E)
     gates_BTA = jnp.where(chosen_BTAE, scores_BTE[:, :, None], 0).sum(-1)
     if active > 1:
-        gates_BTA = gates_BTA / (gates_BTA.sum(-1, keepdims=True) + TINY)
-    shares_BTE = scores_BTE / (scores_BTE.sum(-1, keepdims=True) + TINY)
+        gates_BTA = gates_BTA / (gates_BTA.sum(-1, keepdims=True) + NEARLY_ZERO)
+    shares_BTE = scores_BTE / (scores_BTE.sum(-1, keepdims=True) + NEARLY_ZERO)
     return Routing(experts_BTA, gates_BTA, shares_BTE)
 
 

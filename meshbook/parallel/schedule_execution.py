@@ -76,7 +76,7 @@ class Step:
                         for w in jax.tree.leaves(stage.weights)] for stage in stages]
 
     def run(self, kind: str, microbatch: int, number: int):
-        """Run one of a stage's programs, send what the next stage needs, keep what this one does."""
+        """Run a program of a stage, send what the next stage needs, keep what this one will."""
         stage, values = self.stages[number], self.values.pop((microbatch, number), {})
         if kind == "F":
             values |= self.inputs(stage, microbatch, first=number == 0)

@@ -22,15 +22,15 @@ from meshbook.parallel.backward import Three, in_three
 from meshbook.parallel.pipeline import Pipeline, added, when
 from meshbook.parallel.schedules import simulate
 
-PARTS = "-FBW"  # what a number of the table means
+SLOT_PARTS = "-FBW"  # what a number of the table means
 
 
 @dataclass(frozen=True)
 class Slots:
     """A schedule as a table.
 
-    part, microbatch: (slots, devices), part a place in PARTS. held: of how many microbatches at
-    most a device keeps what F left; waiting: of how many what B left.
+    part, microbatch: (slots, devices), part a place in SLOT_PARTS. held: of how many microbatches
+    at most a device keeps what F left; waiting: of how many what B left.
     """
     part: np.ndarray
     microbatch: np.ndarray
@@ -42,8 +42,8 @@ class Slots:
         """What share of the slots each branch has, by its scope: for `proofs.work`, and others."""
         count = len(self.part)
         share = lambda part, device: Fraction(int((self.part[:, device] == part).sum()), count)
-        once = share(PARTS.index("F"), 0)
-        return {"part": [share(part, 0) for part in range(len(PARTS))]} | {
+        once = share(SLOT_PARTS.index("F"), 0)
+        return {"part": [share(part, 0) for part in range(len(SLOT_PARTS))]} | {
             name: (1 - once, once) for name in ("enter", "leave", "returned")}
 
 
@@ -59,9 +59,9 @@ def table_of(schedule: Sequence):
     part, microbatch = np.zeros(shape, int), np.zeros(shape, int)
     for device, task, start, _ in found.events:
         for at, kind in enumerate(task.kind, int(start)):
-            part[at, device] = PARTS.index(kind)
+            part[at, device] = SLOT_PARTS.index(kind)
             microbatch[at, device] = task.microbatch
-    waits = (part == PARTS.index("B")).cumsum(0) - (part == PARTS.index("W")).cumsum(0)
+    waits = (part == SLOT_PARTS.index("B")).cumsum(0) - (part == SLOT_PARTS.index("W")).cumsum(0)
     return Slots(part, microbatch, max(found.live), int(waits.max()))
 
 
@@ -112,9 +112,9 @@ class Carry:
 
 
 def slot(stage: StageParts, carry: Carry, row: tuple):
-    """One slot: receive, do what the table says, and what all devices do together."""
+    """One slot: what arrived, what the table says, and what all devices do together."""
     pipeline, ((part, i), before) = stage.pipeline, row
-    (s, p), (F, B) = pipeline.place, (PARTS.index("F"), PARTS.index("B"))
+    (s, p), (F, B) = pipeline.place, (SLOT_PARTS.index("F"), SLOT_PARTS.index("B"))
     x_ring, dy_ring = carry.arrived
     (did, which), up, down = before, (s - 1) % p, (s + 1) % p
     x_ring = received(x_ring, pipeline.up(carry.sent[0]), which[up], (did[up] == F) & (s > 0))

@@ -177,4 +177,5 @@ def kept_after(stage: Stage, kind: str):
     done = "FBW".index(kind) + 1
     later = {v for each in "FBW"[done:] for v in stage.parts[each].reads}
     unmade = {v for each in "FBW"[done:] for v in stage.parts[each].makes if isinstance(v, Var)}
-    return later - unmade - {*stage.names["weights"]} - ({stage.names["dy"]} if done == 1 else set())
+    unmade |= {stage.names["dy"]} if kind == "F" else set()
+    return later - unmade - {*stage.names["weights"]}

@@ -27,8 +27,8 @@ def zigzag_order(tokens: int, ways: int):
     Raises ValueError where tokens are not divisible by 2·ways.
     """
     if ways < 1 or tokens % (2 * ways):
-        raise ValueError(f"zigzag cuts a row into two chunks for each of {ways} devices: expected a "
-                         f"multiple of {2 * ways} tokens, found {tokens}")
+        raise ValueError(f"zigzag cuts a row into two chunks for each of {ways} devices: expected "
+                         f"a multiple of {2 * ways} tokens, found {tokens}")
     chunks = np.arange(tokens).reshape(2 * ways, -1)
     both = [(at, 2 * ways - 1 - at) for at in range(ways)]
     return chunks[np.array(both).ravel()].ravel()

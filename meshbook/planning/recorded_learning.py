@@ -101,6 +101,6 @@ def told_of_experts_learning(folder: Path | str = RESULTS):
     lines = [f"{found['source']}: {found['tokens']:,} tokens read in {found['steps']:,} steps"]
     for name, model in found["models"].items():
         ends = ", ".join(f"{looks[-1][1]:.3f}" for looks in model["looks"])
-        lines.append(f"  {name:8} {model['used']:>8,} of {model['parameters']:,} parameters used by "
-                     f"a token: {ends} nats, at a learning rate of {model['peak']:g}")
+        lines.append(f"  {name:8} {model['used']:>8,} of {model['parameters']:,} parameters used "
+                     f"by a token: {ends} nats, at a learning rate of {model['peak']:g}")
     return "\n".join(lines)

@@ -6,7 +6,7 @@
 
 from meshbook.sharding.gradients import (
     WithOwn, extra_axes, is_pair, of_parts, opened, own_parts, reduced, shard_map_over_the_rest,
-    still_reduced, summed, varies, varying, waiting, with_parts,
+    still_reduced, summed, summed_once, varies, varying, waiting, with_parts,
 )
 from meshbook.sharding.meshes import axes_of, check_split, make_mesh, place
 from meshbook.sharding.rules import LETTERS, Lives, Rules, Sharding, beside, spec_of
@@ -14,6 +14,6 @@ from meshbook.sharding.rules import LETTERS, Lives, Rules, Sharding, beside, spe
 __all__ = [
     "LETTERS", "Lives", "Rules", "Sharding", "WithOwn", "axes_of", "beside", "check_split",
     "extra_axes", "is_pair", "make_mesh", "of_parts", "opened", "own_parts", "place", "reduced",
-    "shard_map_over_the_rest", "spec_of", "still_reduced", "summed", "varies", "varying",
-    "waiting", "with_parts",
+    "shard_map_over_the_rest", "spec_of", "still_reduced", "summed", "summed_once",
+    "varies", "varying", "waiting", "with_parts",
 ]

@@ -79,13 +79,17 @@ def reduced(x: Float[Array, "..."], *rules: str | tuple[str, ...] | None):
     """x, typed `reduced` along these mesh axes: its gradient is summed over them here, once.
 
     Until then each device keeps its own part of the gradient. Without it every product with x sums
-    its part over the devices at once. Axes that split x are left out. Along those that are manual
-    in an enclosing shard_map, x is typed `varying`, which says the same there.
+    its part over the devices at once. Axes that split x, or are manual in an enclosing shard_map,
+    are left out.
     """
-    x = varying(x, [axis for rule in rules for axis in axes_of(rule)])
     spec = jax.typeof(x).sharding.spec
     found = waiting(spec, *rules)
     return x if found == spec else jax.reshard(x, found)
+
+
+def summed_once(x: Float[Array, "..."], *rules: str | tuple[str, ...] | None):
+    """x, `reduced` along these mesh axes, and `varying` along those that are manual here."""
+    return reduced(varying(x, [axis for rule in rules for axis in axes_of(rule)]), *rules)
 
 
 def varying(x: Shaped[Array, "..."], axes: Iterable[str]):

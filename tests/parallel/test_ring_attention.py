@@ -77,7 +77,8 @@ def test_bfloat16_is_rounded_at_the_end_and_not_in_every_block(half):
 
 def test_keys_travel_in_bfloat16_and_sums_of_gradients_in_float32(half):
     """As JAX hands it to the compiler: a CPU's makes float32 of all of them."""
-    sends = re.findall(r"collective_permute.*tensor<[\dx]+x(\w+)>$", half[0].lowered.as_text(), re.M)
+    text = half[0].lowered.as_text()
+    sends = re.findall(r"collective_permute.*tensor<[\dx]+x(\w+)>$", text, re.M)
     assert sends.count("bf16") == 2 * sends.count("f32") == 8
 
 

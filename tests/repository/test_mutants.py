@@ -14,21 +14,27 @@ from benchmarks.mutants import ROOT, Fault
 
 FAULTS = mutants.faults()
 MODULES = {
-    "sharding/gradients", "sharding/meshes", "sharding/rules", "parallel/zero",
     "data/augmentation", "data/images", "data/tokens",
-    "models/decoder", "models/fused_loss", "models/generation", "models/kv_cache",
-    "models/layers", "models/losses", "models/minigpt", "models/row_attention",
-    "models/text_models", "models/vit",
-    "parallel/accumulation",
-    "training/loop", "training/optimizers", "training/state",
-    "hlo/clock", "hlo/exchanges", "hlo/execution", "hlo/flops", "hlo/liveness", "hlo/memory",
-    "hlo/module", "hlo/replica_groups", "hlo/schedule", "hlo/wire",
-    "hlo/in_flight", "parallel/overlap", "parallel/sequence",
-    "planning/decoder_costs", "planning/decoder_memory",
-    "planning/decoder_programs", "planning/explorer", "planning/memory_timeline",
+    "drawing/experts", "drawing/schedules",
+    "hlo/clock", "hlo/exchanges", "hlo/execution", "hlo/flops", "hlo/in_flight", "hlo/liveness",
+    "hlo/memory", "hlo/module", "hlo/replica_groups", "hlo/schedule", "hlo/wire",
+    "models/balanced_loss", "models/decoder", "models/decoder_layers", "models/expert_layers",
+    "models/fused_loss", "models/generation", "models/kv_cache", "models/layers", "models/losses",
+    "models/minigpt", "models/pipelined", "models/row_attention", "models/text_models",
+    "models/vit",
+    "parallel/accumulation", "parallel/backward", "parallel/blockwise", "parallel/context",
+    "parallel/experts", "parallel/grouped", "parallel/overlap", "parallel/pipeline",
+    "parallel/ring_attention", "parallel/routing", "parallel/schedule_execution",
+    "parallel/schedules", "parallel/sequence", "parallel/slots", "parallel/stage_programs",
+    "parallel/zero", "parallel/zigzag",
+    "planning/context_costs", "planning/decoder_costs", "planning/decoder_memory",
+    "planning/decoder_programs", "planning/expert_costs", "planning/expert_steps",
+    "planning/explorer", "planning/memory_timeline", "planning/pipeline_costs",
     "planning/recorded_learning",
     "profiling/op_stats", "profiling/overlap", "profiling/traces",
     "saving/checkpoint_files", "saving/checkpoints", "saving/manifests",
+    "sharding/gradients", "sharding/meshes", "sharding/rules",
+    "training/loop", "training/optimizers", "training/state",
 }
 
 
