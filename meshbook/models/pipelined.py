@@ -36,7 +36,7 @@ def pipelined(schedule: Callable, microbatches: int, axis: str = "stage"):
     splits the layers, see Sharding.in_stages. A `loss` for meshbook.training; each microbatch draws
     a dropout of its own, as with in_microbatches. Each device adds up gradients of its own rows;
     they are summed over the devices once, after the last microbatch. Raises ValueError where rows
-    or layers do not divide, for rules that split tokens, and for weights of labels.
+    do not divide, for rules that split tokens, for experts, and for weights of labels.
     """
     if microbatches < 1:
         raise ValueError(f"expected 1 or more microbatches; found {microbatches}")
@@ -58,8 +58,11 @@ def pipelined(schedule: Callable, microbatches: int, axis: str = "stage"):
 
 def check_stages(program: Program, axis: str):
     """ValueError unless the layers of a program's model can be the stages along a mesh axis."""
-    model, ways = nnx.merge(program.graph, program.variables), program.mesh.shape.get(axis)
-    periods, rules = model.config.layers // model.config.period, model.sharding
+    model = nnx.merge(program.graph, program.variables)
+    rules = model.sharding
+    if model.config.experts:
+        raise ValueError("a stage has no place for the loads of experts: expected a dense decoder; "
+                         f"found {model.config.experts}")
     if rules.parameters["L"] != axis:
         raise ValueError(f"stages along {axis!r} need layers L that are split over it, as with "
                          f"Sharding.tensor_parallel().in_stages(); found {rules.parameters['L']!r}")
