@@ -1,150 +1,155 @@
-"""A function and its gradient in three programs: its result, its input's gradient, its weights'.
+"""A function and its gradient in three parts: its result, its input's gradient, its weights'.
 
 A backward pass makes two things, and a pipeline waits for one of them only: the gradient of the
 input, which the stage before needs. `in_three` writes the function and both gradients down as
-equations (a jaxpr) and deals them out. What the result needs is the forward pass F; of what is
-left, what the input's gradient needs is B; the rest is W. No equation is in two of them, except for
-those that depend on weights alone, such as a cast.
+equations (a jaxpr) and deals them out. What the result needs is the forward pass F; what the
+input's gradient needs besides is B; and what is left is W. Between them wait the results of matmuls
+and of collectives, so that none is made twice. What is cheap is made of them again where it is
+needed: elementwise results, and casts and slices of weights.
 
 Source: Qi et al. 2023, "Zero bubble pipeline parallelism" (B and W apart).
 """
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
-from jax.extend import core
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
-INLINED = {"jit", "remat2", "closed_call", "custom_jvp_call"}  # calls whose equations are dealt out
+INLINED = {"jit", "remat2", "checkpoint", "closed_call", "custom_jvp_call"}  # dealt out inside, too
+KEPT = {  # what later parts do not repeat
+    "dot_general", "conv_general_dilated", "shard_map", "scan", "while", "cond", "random_bits",
+    "psum", "psum_invariant", "pmax", "all_gather", "all_gather_invariant", "reduce_scatter",
+    "all_to_all", "ppermute"}
+
+
+class Part(NamedTuple):
+    """One of the three: its equations, the variables that they read, and those that they make."""
+    equations: list[JaxprEqn]
+    reads: list[Var]
+    makes: list[Var | Literal]
+
+
+@dataclass(frozen=True)
+class Three:
+    """The three parts of a function, and what its variables are.
+
+    parts: by kind, F, B and W. Each makes what it is for, and after that what later ones read of
+    it. weights, own: lists; dx: a list of one, or of none where x is no float. tree: of weights.
+    """
+    parts: dict[str, Part]
+    weights: list[Var]
+    own: list[Var]
+    x: Var
+    dy: Var
+    y: Var | Literal
+    dx: list[Var | Literal]
+    dweights: list[Var | Literal]
+    constants: Mapping[Var, Any]
+    tree: Any
+
+    def forward(self, weights: Any, own: tuple, x: Any):
+        """(y, kept): the result, and a list of what the gradients will need."""
+        made = {self.x: x} | self.made("F", weights, own, {self.x: x})
+        return made[self.y], [made[v] for v in self.left("F")]
+
+    def of_input(self, weights: Any, own: tuple, kept: list, dy: Any):
+        """(dx, more): the input's gradient, and what else the weights' gradient will need."""
+        known = dict(zip(self.left("F"), kept, strict=True)) | {self.dy: dy}
+        made = {self.dy: dy} | self.made("B", weights, own, known)
+        return made[self.dx[0]], [made[v] for v in self.left("B")]
+
+    def of_weights(self, weights: Any, own: tuple, kept: list, more: list):
+        """The gradient of the weights."""
+        known = dict(zip(self.left("F") + self.left("B"), kept + more, strict=True))
+        made = self.made("W", weights, own, known)
+        return self.tree.unflatten([made[v] for v in self.dweights])
+
+    def left(self, kind: str):
+        """The variables of F or B that later parts read, with what it was given."""
+        given, later = (self.x, "BW") if kind == "F" else (self.dy, "W")
+        reads = {v for each in later for v in self.parts[each].reads}
+        return [v for v in dict.fromkeys([given, *self.parts[kind].makes]) if v in reads]
+
+    def made(self, kind: str, weights: Any, own: tuple, known: Mapping):
+        """{variable: value} of what a part makes of what it is given."""
+        known = known | dict(zip(self.weights + self.own, jax.tree.leaves((weights, own))))
+        part = self.parts[kind]
+        return dict(zip(part.makes, solved(part.equations, known | self.constants, part.makes)))
 
 
 def in_three(function: Callable, weights: Any, x: Any, *own: Any):
     """The Three of function(weights, x, *own) -> y, for arrays like these; own has no gradient."""
+    floats = jnp.issubdtype(x.dtype, jnp.floating)  # tokens have no gradient
+
     def whole(weights, own, x, dy):
-        y, back = jax.vjp(lambda weights, x: function(weights, x, *own), weights, x)
-        dweights, dx = back(dy)
-        return y, dx, dweights
+        given = (weights, x) if floats else (weights,)
+        y, back = jax.vjp(lambda weights, x=x: function(weights, x, *own), *given)
+        dweights, *dx = back(dy)
+        return y, *dx, *jax.tree.leaves(dweights)
 
     flat, tree = jax.tree.flatten((weights, own, x, jax.eval_shape(function, weights, x, *own)))
     traced = jax.make_jaxpr(lambda *flat: whole(*tree.unflatten(flat)))(*flat)
-    inlined = jax.make_jaxpr(partial(outputs, traced))(*flat)
-    return Three(inlined, jax.tree.structure(weights))
+    traced = jax.make_jaxpr(partial(outputs, traced))(*flat)
+    count, (*given, x, dy) = len(jax.tree.leaves(weights)), traced.jaxpr.invars
+    y, *gradients = traced.jaxpr.outvars
+    dx, dweights = gradients[:floats], gradients[floats:]
+    parts = dealt_out(traced.jaxpr.eqns, {"F": [y], "B": dx, "W": dweights}, {*given, x, dy})
+    return Three(parts, given[:count], given[count:], x, dy, y, dx, dweights,
+                 dict(zip(traced.jaxpr.constvars, traced.consts)), jax.tree.structure(weights))
 
 
-def outputs(traced: core.ClosedJaxpr, *flat: Any):
+def dealt_out(equations: Sequence[JaxprEqn], aims: Mapping[str, list], known: set[Var]):
+    """{kind: Part}, one for each aim in turn, of which each knows what those before it have kept."""
+    dealt, later, parts = {}, set(), {}
+    for kind, makes in aims.items():
+        own, reads = needed(equations, makes, known)
+        kept = [v for each in own for v in each.outvars if each.primitive.name in KEPT]
+        dealt[kind] = own, reads, kept
+        known = known | {*kept}
+    for kind, (own, reads, kept) in reversed(dealt.items()):
+        more = [v for v in kept if v in later and v not in aims[kind]]
+        parts[kind] = Part(own, list(reads), [*aims[kind], *more])
+        later |= reads
+    return {kind: parts[kind] for kind in aims}
+
+
+def needed(equations: Sequence[JaxprEqn], makes: Iterable[Var | Literal], known: set[Var]):
+    """The equations that make something of what is known, and what of that they read."""
+    found, wanted = [], {v for v in makes if isinstance(v, Var)}
+    for each in reversed(equations):
+        if any(v in wanted and v not in known for v in each.outvars):
+            found.append(each)
+            wanted |= {v for v in each.invars if isinstance(v, Var)}
+    return found[::-1], wanted & known
+
+
+def outputs(traced: ClosedJaxpr, *flat: Any):
     """What equations make of their inputs, one by one, those of calls, too."""
     known = dict(zip(traced.jaxpr.constvars, traced.consts))
     known |= dict(zip(traced.jaxpr.invars, flat, strict=True))
     return solved(traced.jaxpr.eqns, known, traced.jaxpr.outvars)
 
 
-def solved(equations: Iterable, known: Mapping, wanted: Sequence):
+def solved(equations: Iterable[JaxprEqn], known: Mapping, wanted: Sequence[Var | Literal]):
     """The values of the wanted variables, by these equations in order."""
     known = dict(known)
-    value = lambda var: var.val if isinstance(var, core.Literal) else known[var]
+    value = lambda atom: atom.val if isinstance(atom, Literal) else known[atom]
     for each in equations:
-        inputs = [value(var) for var in each.invars]
-        if each.primitive.name in INLINED:
-            inner = each.params.get("jaxpr") or each.params["call_jaxpr"]
-            closed = inner if isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ())
-            found = outputs(closed, *inputs)
-        else:
-            found = each.primitive.bind(*inputs, **each.params)
-            found = found if each.primitive.multiple_results else [found]
+        inputs = [value(atom) for atom in each.invars]
+        with each.ctx.manager:  # the axes of the mesh may be of another type here
+            found = bound(each, inputs)
         known |= dict(zip(each.outvars, found, strict=True))
-    return [value(var) for var in wanted]
+    return [value(atom) for atom in wanted]
 
 
-@dataclass(frozen=True)
-class Three:
-    """The equations of a function and of both gradients, dealt out to F, B and W.
-
-    traced: (*weights, *own, x, dy) -> (y, dx, *gradients of the weights); tree: of the weights.
-    """
-
-    traced: core.ClosedJaxpr
-    tree: Any
-
-    def forward(self, weights: Any, own: tuple, x: Any):
-        """(y, kept): the result, and a list of what the gradients will need."""
-        y, *kept = self.run(self.shares[0], weights, own, {self.x: x}, [self.y, *self.kept])
-        return y, kept
-
-    def of_input(self, weights: Any, own: tuple, kept: list, dy: Any):
-        """(dx, more): the input's gradient, and what else the weights' gradient will need."""
-        known = dict(zip(self.kept, kept, strict=True)) | {self.dy: dy}
-        dx, *more = self.run(self.shares[1], weights, own, known, [self.dx, *self.more])
-        return dx, more
-
-    def of_weights(self, weights: Any, own: tuple, kept: list, more: list):
-        """The gradient of the weights."""
-        known = dict(zip(self.kept + self.more, kept + more, strict=True))
-        return self.tree.unflatten(self.run(self.shares[2], weights, own, known, self.dweights))
-
-    def run(self, share: set, weights: Any, own: tuple, known: Mapping, wanted: Sequence):
-        """What the equations of a share, and those without x and dy, make of what is known."""
-        jaxpr = self.traced.jaxpr
-        known = known | dict(zip(jaxpr.constvars, self.traced.consts))
-        known |= dict(zip(jaxpr.invars, jax.tree.leaves((weights, own))))  # all but x and dy
-        chosen = [each for at, each in enumerate(jaxpr.eqns) if at in share | self.fixed]
-        return solved(chosen, known, wanted)
-
-    x = property(lambda self: self.traced.jaxpr.invars[-2])
-    dy = property(lambda self: self.traced.jaxpr.invars[-1])
-    y = property(lambda self: self.traced.jaxpr.outvars[0])
-    dx = property(lambda self: self.traced.jaxpr.outvars[1])
-    dweights = property(lambda self: self.traced.jaxpr.outvars[2:])
-
-    @cached_property
-    def shares(self):
-        """Which equations are F's, B's and W's, by number."""
-        first = self.needed([self.y]) - self.fixed
-        second = self.needed([self.dx]) - self.fixed - first
-        return first, second, self.needed(self.dweights) - self.fixed - first - second
-
-    @cached_property
-    def fixed(self):
-        """The equations that depend neither on x nor on dy: solved wherever they are needed."""
-        changing, found = {self.x, self.dy}, set()
-        for at, each in enumerate(self.traced.jaxpr.eqns):
-            if changing & variables(each.invars):
-                changing |= {*each.outvars}
-            else:
-                found.add(at)
-        return found
-
-    @cached_property
-    def kept(self):
-        """The variables that F makes, or is given, and B or W reads."""
-        first, second, third = self.shares
-        return self.made(first, [self.x], second | third, [self.dx, *self.dweights])
-
-    @cached_property
-    def more(self):
-        """The variables that B makes, or is given, and W reads."""
-        _, second, third = self.shares
-        return self.made(second, [self.dy], third, self.dweights)
-
-    def made(self, share: set, given: list, later: set, wanted: Sequence):
-        """Variables of one share of the equations that later ones read, or that are wanted."""
-        eqns = self.traced.jaxpr.eqns
-        read = variables(var for at in later for var in eqns[at].invars) | variables(wanted)
-        own = [*given, *(var for at in sorted(share) for var in eqns[at].outvars)]
-        return [var for var in own if var in read]
-
-    def needed(self, wanted: Sequence):
-        """Which equations it takes to find the wanted variables, by number."""
-        wanted, found = variables(wanted), set()
-        for at, each in reversed([*enumerate(self.traced.jaxpr.eqns)]):
-            if wanted & {*each.outvars}:
-                found.add(at)
-                wanted |= variables(each.invars)
-        return found
-
-
-def variables(found: Iterable):
-    """The variables among inputs of equations, without numbers that are written in them."""
-    return {var for var in found if not isinstance(var, core.Literal)}
+def bound(equation: JaxprEqn, inputs: list):
+    """The results of one equation; of a call those of its own equations."""
+    if equation.primitive.name in INLINED:
+        inner = equation.params.get("jaxpr") or equation.params["call_jaxpr"]
+        return outputs(inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ()), *inputs)
+    params = equation.primitive.get_bind_params(equation.params)
+    found = equation.primitive.bind(*inputs, **params)
+    return found if equation.primitive.multiple_results else [found]

@@ -82,29 +82,29 @@ class Step:
             values |= self.inputs(stage, microbatch, first=number == 0)
         if kind == "B" and number == len(self.stages) - 1:
             one = np.float32(1 / len(self.batches))  # this microbatch's share of the mean
-            values[stage.names["dy"]] = jax.device_put(one, NamedSharding(stage.mesh, P()))
+            values[stage.three.dy] = jax.device_put(one, NamedSharding(stage.mesh, P()))
         reads, makes, program = stage.parts[kind]
-        known = dict(zip(stage.names["weights"], jax.tree.leaves(stage.weights))) | values
+        known = dict(zip(stage.three.weights, jax.tree.leaves(stage.weights))) | values
         made = program([known[v] for v in reads], self.totals[number] if kind == "W" else [])
         if kind == "W":
             self.totals[number] = made
             return
         values |= zip(makes, made)
         if kind == "F":
-            self.pass_on(values[stage.names["y"]], microbatch, number, number + 1, "x")
-        elif stage.names["dx"]:
-            self.pass_on(values[stage.names["dx"][0]], microbatch, number, number - 1, "dy")
+            self.pass_on(values[stage.three.y], microbatch, number, number + 1, "x")
+        elif stage.three.dx:
+            self.pass_on(values[stage.three.dx[0]], microbatch, number, number - 1, "dy")
         self.values[microbatch, number] = {v: values[v] for v in kept_after(stage, kind)}
 
     def inputs(self, stage: Stage, microbatch: int, first: bool):
         """What a stage reads of the batch, on its devices, by variable."""
-        batch, names = self.batches[microbatch], stage.names
-        read = {key: v for key, v in names["batch"].items()
+        batch = self.batches[microbatch]
+        read = {key: v for key, v in stage.batch.items()
                 if any(v in part.reads for part in stage.parts.values())}
         placed = place({key: batch[key] for key in {*read, *(["inputs"] if first else [])}},
                        stage.mesh)
         found = {v: placed[key] for key, v in read.items()}
-        return found | ({names["x"]: placed["inputs"]} if first else {})
+        return found | ({stage.three.x: placed["inputs"]} if first else {})
 
     def pass_on(self, x: Array, microbatch: int, number: int, other: int, name: str):
         """Give an array to the next stage; what the last one finds is a loss."""
@@ -116,7 +116,8 @@ class Step:
                 x = self.send(x, mesh)
                 pair = number % self.devices, other % self.devices
                 self.sent[pair] += bytes_of_shard(x) * mesh.size
-            self.values.setdefault((microbatch, other), {})[self.stages[other].names[name]] = x
+            variable = getattr(self.stages[other].three, name)
+            self.values.setdefault((microbatch, other), {})[variable] = x
 
 
 def expected_held(events: Sequence[Event], stages: Sequence[Stage]):
@@ -131,9 +132,10 @@ def expected_held(events: Sequence[Event], stages: Sequence[Stage]):
             here[i, number] = sum(map(stages[number].bytes_of, kept_after(stages[number], part)))
             for name, other in {"F": [("x", number + 1)], "B": [("dy", number - 1)]}.get(part, []):
                 if 0 <= other <= last:
-                    here[i, other] += stages[other].bytes_of(stages[other].names[name])
+                    variable = getattr(stages[other].three, name)
+                    here[i, other] += stages[other].bytes_of(variable)
                 elif other > last:
-                    here["loss", last] += stages[last].bytes_of(stages[last].names["y"])
+                    here["loss", last] += stages[last].bytes_of(stages[last].three.y)
         held.append(sum(size for (_, s), size in here.items() if s % p == device))
     return held
 

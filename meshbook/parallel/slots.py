@@ -21,6 +21,7 @@ import numpy as np
 from meshbook.parallel.backward import Three, in_three
 from meshbook.parallel.pipeline import Pipeline, added, when
 from meshbook.parallel.schedules import simulate
+from meshbook.sharding import varies, varying
 
 SLOT_PARTS = "-FBW"  # what a number of the table means
 
@@ -86,7 +87,8 @@ def by_table(pipeline: Pipeline, weights: Any, table: Slots):
     x, (kept, more) = stage.x, stage.left()
     sums, others = jax.eval_shape(pipeline.outside)
     start = Carry(sent=zeros((x, x)), arrived=zeros((x, x), table.held),
-                  kept=zeros(kept, table.held), more=zeros(more, table.waiting),
+                  kept=rings(pipeline, kept, table.held),
+                  more=rings(pipeline, more, table.waiting),
                   dweights=zeros(weights), outside=zeros((sums, others)))
     now = jnp.asarray(table.part), jnp.asarray(table.microbatch)
     before = [jnp.pad(each, ((1, 0), (0, 0)))[:-1] for each in now]
@@ -198,6 +200,14 @@ class StageParts:
             return self.parts.of_input(weights, (each, shared), kept, dy)
 
         return jax.lax.scan(turn, dy, (self.weights, each, kept), reverse=True)
+
+
+def rings(pipeline: Pipeline, like: Any, places: int):
+    """Empty rings for arrays like these, which may be the same on devices of one stage."""
+    def ring(x):
+        return varying(jnp.zeros((places, *x.shape), x.dtype), {*varies(x), pipeline.axis})
+
+    return jax.tree.map(ring, like)
 
 
 def read(rings: Any, i: Any):
