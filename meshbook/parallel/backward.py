@@ -81,7 +81,7 @@ class Three:
 
 
 def in_three(function: Callable, weights: Any, x: Any, *own: Any):
-    """The Three of function(weights, x, *own) -> y, for arrays like these; own has no gradient."""
+    """The Three of y = function(weights, x, ...own), of arrays like these; own has no gradient."""
     floats = jnp.issubdtype(x.dtype, jnp.floating)  # tokens have no gradient
 
     def whole(weights, own, x, dy):
@@ -102,7 +102,7 @@ def in_three(function: Callable, weights: Any, x: Any, *own: Any):
 
 
 def dealt_out(equations: Sequence[JaxprEqn], aims: Mapping[str, list], known: set[Var]):
-    """{kind: Part}, one for each aim in turn, of which each knows what those before it have kept."""
+    """{kind: Part}, one for each aim in turn; each knows what those before it have kept."""
     dealt, later, parts = {}, set(), {}
     for kind, makes in aims.items():
         own, reads = needed(equations, makes, known)
