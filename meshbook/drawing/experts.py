@@ -160,7 +160,8 @@ def _bar(x, top, colour, before, after, most):
                          data_kept=f"{after:.3f}")
     if before <= after:
         return [kept]
-    lost = svg.rectangle(x + 0.75, y(before) + 0.75, BAR - 6.5, y(after) - y(before) - 0.75,
+    lost = svg.rectangle(x + 0.75, y(before) + 0.75, BAR - 6.5,
+                         max(y(after) - y(before) - 0.75, 0),
                          stroke=colour, stroke_width=1.5, stroke_dasharray="3 2",
                          data_dropped=f"{before - after:.3f}")
     return [kept, lost]
