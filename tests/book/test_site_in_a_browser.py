@@ -146,6 +146,17 @@ def test_the_front_page_leads_to_the_preface(browser, address):
     tab.context.close()
 
 
+def test_a_page_leads_to_what_it_is_asked_for(browser, address):
+    tab, complaints = visit(browser, address, PAGES[0])
+    tab.keyboard.press("Control+k")
+    box = tab.locator("input[type=search]:visible").first
+    box.fill("all-reduce")
+    box.press("Enter")
+    tab.wait_for_selector("#search-results li a")
+    assert "search.html" in tab.url and complaints == []
+    tab.context.close()
+
+
 def test_the_site_reads_from_the_disk(browser):
     tab, complaints = visit(browser, "file://", str(SITE / PAGES[0]))
     assert complaints == []
