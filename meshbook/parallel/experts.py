@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, Shaped
 
 from meshbook.parallel.grouped import blocks_of, halves, into_hidden, out_of_hidden
-from meshbook.sharding import Sharding, check_split, shard_map_over_the_rest, summed
+from meshbook.sharding import Sharding, check_split, shard_map_over_the_rest, summed, varying
 
 BLOCK = 128  # slots of a block, whose product is one matmul
 Hidden, Choices, Gates = Float[Array, "B T D"], Int[Array, "B T A"], Float[Array, "B T A"]
@@ -128,7 +128,7 @@ def there_and_kept(layout: Layout, x_BTD: Hidden, choices_BTA: Choices, gates_BT
     """The result, and what is kept: what experts were given, hidden units, and what came back."""
     def local(x_bTD, choices_bTA, gates_bTA, weights):
         slots_SA, token_N, owner_n = plan(layout, choices_bTA)
-        first, last = halves(varying(weights, layout.every))
+        first, last = halves(weights, layout.every)
         x = to_experts(layout, dispatch(all_tokens(layout, x_bTD), token_N))
         h = into_hidden(owner_n, first, x)
         y_ND = from_experts(layout, out_of_hidden(layout.hidden, owner_n, last, h))
@@ -153,7 +153,7 @@ def gradients_of_experts(layout: Layout, arguments: tuple, dy_BTD: Hidden):
         dy_SD, gates_SA = all_tokens(layout, dy_bTD), all_tokens(layout, gates_bTA)
         given_N = per_slot(gates_SA, slots_SA, len(token_N), 0)
         dy_ND = (given_N[:, None] * dispatch(dy_SD, token_N)).astype(x.dtype)
-        first, last = halves(varying(weights, layout.every))
+        first, last = halves(weights, layout.every)
         _, back = jax.vjp(partial(out_of_hidden, layout.hidden, owner_n), last, h)
         dlast, dh = back(to_experts(layout, dy_ND))
         _, back = jax.vjp(partial(into_hidden, owner_n), first, x)
@@ -262,13 +262,3 @@ def flat(spec: P):
 def specs_of(weights: Mapping):
     """How weights are split."""
     return {letters: P(*jax.typeof(w).sharding.spec.partitions) for letters, w in weights.items()}
-
-
-def varying(tree: Any, axes: tuple[str, ...]):
-    """Arrays as this device's own along all of these axes: a sum over one is not made unasked."""
-    def own(x):
-        done = jax.typeof(x).manual_axis_type.varying
-        missing = tuple(axis for axis in axes if axis not in done)
-        return jax.lax.pcast(x, missing, to="varying") if missing else x
-
-    return jax.tree.map(own, tree)

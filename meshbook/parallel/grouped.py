@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from meshbook.sharding import varying
+
 
 def blocks_of(experts_SA: Int[Array | np.ndarray, "S A"], experts: int, block: int):
     """Where each choice stands if experts have whole blocks: (slots (S, A), experts of blocks).
@@ -96,10 +98,10 @@ def activated(h: Float[Array, "... S F"]):
     return jax.nn.silu(first) * second[0] if second else jax.nn.gelu(first)
 
 
-def halves(weights: Mapping):
-    """The weights before the hidden units and those after."""
-    return [{letters: w for letters, w in weights.items() if (letters[-1] == "D") == after}
-            for after in (False, True)]
+def halves(weights: Mapping, axes: tuple[str, ...]):
+    """The weights before the hidden units and those after, `varying` along these axes."""
+    return [{letters: varying(w, axes) for letters, w in weights.items()
+             if (letters[-1] == "D") == after} for after in (False, True)]
 
 
 def into_hidden(owner_n: Int[Array, "n"] | None, weights: Mapping, x: Float[Array, "... D"]):
