@@ -18,25 +18,28 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import jax
 from jax.extend import backend
 
+from meshbook.hlo.options import ON_CPUS, flags
+
 SIZES = ("full", "laptop", "test")
 # Eight simulated devices on two cores may keep each other waiting for long; whoever
 # waits for minutes waits for ever, and the process ends with a message (in seconds).
-PATIENCE = " ".join(
-    f"--xla_cpu_collective_call_{what}_timeout_seconds={seconds}"
+PATIENCE = {
+    f"xla_cpu_collective_call_{what}_timeout_seconds": seconds
     for what, seconds in (("warn_stuck", 120), ("terminate", 300))
-)
+}
 
 
-def start(devices: int = 8):
+def start(devices: int = 8, quick: bool = False):
     """Give this process at least `devices` devices, and say in one line what it has.
 
     Accelerators are used when there are enough of them; otherwise the devices are
-    simulated on the CPU. Returns the list of devices. Call it before any other JAX
-    operation. Raises RuntimeError where JAX already runs with fewer devices, and
-    ValueError for an unknown MESHBOOK_SIZE.
+    simulated on the CPU. `quick` has CPU programs compiled in a third of the time and
+    less optimised, for a page whose programs run a few times each. Returns the list of
+    devices. Call it before any other JAX operation. Raises RuntimeError where JAX
+    already runs with fewer devices, and ValueError for an unknown MESHBOOK_SIZE.
     """
     _quiet()
-    _simulate(devices)
+    _simulate(devices, ON_CPUS if quick else {})
     found = jax.devices()
     if len(found) < devices and found[0].platform != "cpu":
         jax.config.update("jax_platforms", "cpu")
@@ -48,6 +51,7 @@ def start(devices: int = 8):
             f"{len(found)} ({found[0].platform}): restart the kernel and call "
             "start() before any other JAX operation"
         )
+    jax.config.update("jax_disable_most_optimizations", quick and found[0].platform == "cpu")
     print(_summary(found))
     return found
 
@@ -86,15 +90,13 @@ def profiles():
     installed without the repository, `_build/profiles` of the working directory.
     """
     root = pathlib.Path(__file__).resolve().parent
-    home = root if (root / "_toc.yml").exists() else pathlib.Path.cwd()
-    return home / "_build" / "profiles"
+    return (root if (root / "_toc.yml").exists() else pathlib.Path.cwd()) / "_build" / "profiles"
 
 
 def refused(function: Callable, *args: Any, by: type[Exception] = Exception, **kwargs: Any):
     """Return what this call says when it refuses: the type and message of its error, wrapped.
 
-    by: the type of error that is expected; another one is raised as it is. Raises AssertionError
-    where the call goes through.
+    by: the error that is expected; another is raised as it is. AssertionError where none comes.
     """
     try:
         function(*args, **kwargs)
@@ -164,10 +166,11 @@ def _quiet():
     warnings.filterwarnings("ignore", "IProgress not found")  # of tqdm, in a notebook
 
 
-def _simulate(devices):
-    """Ask for simulated CPU devices, unless JAX has started already."""
-    if "xla_cpu_collective_call" not in os.environ.get("XLA_FLAGS", ""):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {PATIENCE}".strip()
+def _simulate(devices, options):
+    """Ask for simulated CPU devices with these options, unless JAX has started already."""
+    given = os.environ.get("XLA_FLAGS", "")
+    asked = {name: value for name, value in (PATIENCE | options).items() if name not in given}
+    os.environ["XLA_FLAGS"] = f"{given} {flags(asked)}".strip()
     if jax.config.jax_num_cpu_devices >= devices:
         return
     try:

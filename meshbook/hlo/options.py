@@ -5,11 +5,12 @@ import jax
 import jaxlib
 from jax.sharding import Mesh
 
-# On CPUs: without the optimisation of LLVM, in one piece, and without the fusion emitters of
-# jaxlib 0.10, which newer ones cannot do without.
-FAST = {"xla_backend_optimization_level": 0, "xla_cpu_parallel_codegen_split_count": 1}
+# On CPUs alone: in one piece, and without the fusion emitters of jaxlib 0.10, which newer ones
+# cannot do without.
+ON_CPUS = {"xla_cpu_parallel_codegen_split_count": 1}
 if jaxlib.__version__.startswith("0.10."):
-    FAST["xla_cpu_use_fusion_emitters"] = False
+    ON_CPUS["xla_cpu_use_fusion_emitters"] = False
+FAST = {"xla_backend_optimization_level": 0} | ON_CPUS  # and without LLVM's optimisation
 
 
 def flags(options: Mapping):

@@ -51,6 +51,19 @@ def test_start_after_jax_has_started_says_what_to_do():
     )
 
 
+def test_a_quick_start_optimises_less_and_keeps_what_was_asked_for():
+    given = "--xla_cpu_parallel_codegen_split_count=7"
+    code = ("import os, jax\nfrom helpers import start\n{}\n"
+            "print(jax.config.read('jax_disable_most_optimizations'), os.environ['XLA_FLAGS'])")
+    plain, flags = run(code.format("start()")).stdout.splitlines()[-1].split(" ", 1)
+    assert plain == "False" and "split_count" not in flags
+    quick, flags = run(code.format("start(quick=True)")).stdout.splitlines()[-1].split(" ", 1)
+    assert quick == "True" and flags.count("split_count=1") == 1
+    flags = run(code.format("start(quick=True)"), XLA_FLAGS=given).stdout
+    assert given in flags and flags.count("split_count") == 1
+    assert "False" in run(code.format("start(quick=True); start()")).stdout
+
+
 def test_start_names_the_data_folder_but_not_where_it_is():
     done = run("from helpers import start\nstart(1)", MESHBOOK_DATA="/somewhere/cifar/")
     assert "data cifar" in done.stdout and "somewhere" not in done.stdout
