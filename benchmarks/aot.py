@@ -3,7 +3,8 @@
     make aot                              the nine experiments
     make aot-all                          these and all others that the book reads of
     python -m benchmarks.aot v2-8 v6e-8   the cells whose names have one of these words
-    python -m benchmarks.aot decoder ...  those of benchmarks.aot_decoder, into their own record
+    python -m benchmarks.aot decoder ...  those of benchmarks.aot_decoder, into their own record;
+                                          likewise pipeline, context
     python -m benchmarks.aot texts        the texts of programs that a page plays through
 
 Two processes compile at a time. What was compiled before, with the same versions, is taken from
@@ -27,7 +28,7 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from tqdm import tqdm
 
-from benchmarks import aot_decoder
+from benchmarks import aot_context, aot_decoder, aot_pipeline
 from benchmarks.__main__ import ROOT, machine, provenance
 from meshbook.models import MiniGPT, MiniGPTConfig, ViT, ViTConfig
 from meshbook.models.checkpointed_vit import CheckpointedViT
@@ -42,6 +43,7 @@ from meshbook.sharding import Sharding
 from meshbook.training import abstract_state, as_it_is, loss_and_metrics, train_step
 
 RESULTS, CACHE = ROOT / "results" / "tpu.json", ROOT / "_build" / "aot"
+OTHERS = {"decoder": aot_decoder, "pipeline": aot_pipeline, "context": aot_context}
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "libtpu")
 ON_CHIP = {"float32": 512, "bfloat16": 128}  # chunks of the one-pass loss: the fastest on a v5e
 SHAPES, BATCHES = ((4, 2), (8, 1), None), (128, 1024, 4096)
@@ -207,10 +209,14 @@ LOSSES = {"chunked": chunked_cross_entropy, "plain": plain_cross_entropy,
 
 def compiled(cell):
     """The cell's name, and the record of its compilation."""
-    if not isinstance(cell, Cell):
-        return aot_decoder.compiled(cell, CACHE)
     logging.getLogger("jax").setLevel(logging.ERROR)
-    return cell.name, topologies.compile_for(cell.tpu, *program(cell), cache=CACHE).record()
+    if isinstance(cell, Cell):
+        return cell.name, topologies.compile_for(cell.tpu, *program(cell), cache=CACHE).record()
+    module = sys.modules[type(cell).__module__]
+    if module is aot_decoder:
+        return module.compiled(cell, CACHE)
+    found = topologies.compile_for(cell.tpu, *module.program(cell), cache=CACHE)
+    return cell.name, {"cell": dataclasses.asdict(cell), "program": found.record()}
 
 
 def texts():
@@ -257,12 +263,14 @@ def main(words):
     if words == ["texts"]:
         return texts()
     command = " ".join(["python -m benchmarks.aot", *words])
-    if words[:1] == ["decoder"]:
-        known = list(aot_decoder.cells())
-        return record(aot_decoder.RESULTS, known, named(known, words[1:] or ["all"]), command)
+    if words and words[0] in OTHERS:
+        module = OTHERS[words[0]]
+        known = list(module.cells())
+        return record(module.RESULTS, known, named(known, words[1:] or ["all"]), command)
     record(RESULTS, list(cells()), chosen_by(words), command)
     if words == ["all"]:
-        main(["decoder"])
+        for each in OTHERS:
+            main([each])
 
 
 def record(path, known, chosen, command):

@@ -10,7 +10,6 @@ show how each TPU's compiler sums gradients of weights that are split.
 """
 
 import dataclasses
-import logging
 from functools import partial
 
 import jax
@@ -189,7 +188,6 @@ def program(cell):
 
 def compiled(cell, cache=None):
     """The cell's name, and what is recorded of it: {"cell": fields, "program": a Compilation's}."""
-    logging.getLogger("jax").setLevel(logging.ERROR)
     step, state, *others = program(cell)
     found = topologies.compile_for(cell.tpu, step, state, *others, cache=cache,
                                    look=partial(look, cell.tpu, weights_of(state)))

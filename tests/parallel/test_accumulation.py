@@ -138,8 +138,9 @@ def assert_equal(found, expected, rtol=1e-6):
 SPLITS = [("data_parallel", (8, 1)), ("tensor_parallel", (4, 2)), ("fully_sharded", (4, 2))]
 
 
-@pytest.mark.parametrize("name", DECODERS)
-@pytest.mark.parametrize("preset, shape", SPLITS)
+@pytest.mark.parametrize("name, preset, shape", [
+    *(("latent", *split) for split in SPLITS), ("plain", *SPLITS[0]), ("groups", *SPLITS[1]),
+    ("groups", *SPLITS[2])])
 def test_gradients_of_parts_are_those_of_the_batch_and_are_summed_once(name, preset, shape):
     program, found = gradients_of(4, name, preset, shape)
     assert_equal(found, gradients_of(0, name)[1])

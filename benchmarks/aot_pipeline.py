@@ -1,0 +1,89 @@
+"""Compile a decoder's step in four stages for TPUs that are not here: results/tpu-pipeline.json.
+
+    python -m benchmarks.aot pipeline            all of these programs
+    python -m benchmarks.aot pipeline v4 ZB-H1   those whose names have one of these words
+
+Each schedule of chapter 14, with few and with many microbatches.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+from meshbook.models.decoder import Decoder, DecoderConfig
+from meshbook.models.pipelined import pipelined
+from meshbook.parallel import schedules
+from meshbook.parallel.pipeline import gpipe, one_f_one_b
+from meshbook.parallel.slots import in_slots
+from meshbook.planning import topologies
+from meshbook.planning.pipeline_programs import RECORD
+from meshbook.sharding import Sharding
+from meshbook.training import abstract_state, as_it_is, train_step
+
+RESULTS = topologies.RESULTS / RECORD
+SCHEDULES = {
+    "GPipe": gpipe, "lockstep 1F1B": one_f_one_b,
+    "1F1B": in_slots(lambda p, m: schedules.split_backward(schedules.one_f_one_b(p, m))),
+    "ZB-H1": in_slots(schedules.zero_bubble)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One program: a TPU, a schedule, its microbatches, and rows of text in each on each device.
+
+    The mesh is two devices along "batch" by four stages. The others are sizes of the decoder, which
+    are recorded so that its useful work can be counted.
+    """
+
+    tpu: str
+    schedule: str
+    microbatches: int
+    rows: int = 4
+    shape: tuple = (2, 4)
+    vocabulary: int = 50_257
+    tokens: int = 1024
+    embed: int = 1024
+    hidden: int = 4096
+    heads: int = 16
+    layers: int = 8
+
+    @property
+    def name(self):
+        """Such as "v5e-8 ZB-H1 8"."""
+        return f"{self.tpu} {self.schedule} {self.microbatches}"
+
+    @property
+    def batch(self):
+        """Rows of text in a step, of all devices."""
+        return self.shape[0] * self.rows * self.microbatches
+
+    @property
+    def config(self):
+        """The DecoderConfig."""
+        sizes = {name: getattr(self, name) for name in
+                 ("vocabulary", "tokens", "embed", "hidden", "heads", "layers")}
+        return DecoderConfig(**sizes, remat="attention", by_row=True, dtype=jnp.bfloat16)
+
+
+def cells():
+    """All that is recorded."""
+    for tpu in ("v5e-8", "v4:2x2x2"):
+        for microbatches in (8, 32):
+            yield from (Cell(tpu, schedule, microbatches) for schedule in SCHEDULES)
+
+
+def program(cell):
+    """A cell as a jitted step and the shapes and layouts of its arguments, without arrays."""
+    mesh = topologies.tpu_mesh(cell.tpu, cell.shape, ("batch", "stage"))
+    rules, config = Sharding.data_parallel().in_stages(), cell.config
+    state = abstract_state(
+        lambda: Decoder(config, rules, rngs=nnx.Rngs(0)), optax.adamw(6e-4, weight_decay=0.1),
+        mesh, as_it_is, pipelined(SCHEDULES[cell.schedule], cell.microbatches))
+    ids = jax.ShapeDtypeStruct((cell.batch, config.tokens), jnp.int32,
+                               sharding=NamedSharding(mesh, P("batch")))
+    batch = {"inputs": ids, "labels": ids}
+    return train_step, state, batch, jax.eval_shape(lambda: jax.random.key(0))
