@@ -25,7 +25,7 @@ CONFIGS = {
     "plain": SMALL,
     "groups": dataclasses.replace(SMALL, groups=2, bias=True),
     "gelu": dataclasses.replace(SMALL, gated=False, bias=True),
-    "latent": dataclasses.replace(SMALL, latent=8, rotary=8, period=2, bias=True),
+    "latent": dataclasses.replace(SMALL, latent=8, rotary=8, layers=4, period=2, bias=True),
     "latent, no biases": dataclasses.replace(SMALL, latent=8, rotary=16),
 }
 RANDOM = np.random.default_rng(0)

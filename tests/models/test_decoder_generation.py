@@ -20,7 +20,7 @@ SMALL = DecoderConfig(vocabulary=250, tokens=16, embed=32, hidden=64, heads=4, l
 CONFIGS = {
     "plain": SMALL,
     "groups": dataclasses.replace(SMALL, groups=2, bias=True),
-    "latent": dataclasses.replace(SMALL, latent=8, rotary=8, period=2, bias=True),
+    "latent": dataclasses.replace(SMALL, latent=8, rotary=8, layers=4, period=2, bias=True),
     "latent without positions": dataclasses.replace(SMALL, latent=8, gated=False),
 }
 KEY, LENGTH, W = jax.random.key(3), 20, SMALL.tokens

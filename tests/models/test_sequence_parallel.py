@@ -113,7 +113,7 @@ def test_no_work_is_done_twice_and_latents_no_longer_n_times():
     alone = proofs.work(step("latent", "one device", (1, 1))[0])
     config = CONFIGS["latent"]
     down = 2 * D * 2 * config.latent  # FLOPs of the down-projection of a token
-    turned = 2 * 2 * config.latent * config.rotary * 2 / 3  # of two layers of three
+    turned = 2 * 2 * config.latent * config.rotary / 2  # of every other layer
     repeated = 3 * B * T * config.layers * (down + turned)
     assert proofs.work(step("latent", "tensor", (4, 2))[0]) * 8 == alone + repeated
     assert proofs.work(step("latent", "all at once", (4, 2))[0]) * 8 == alone
@@ -138,7 +138,7 @@ def test_latents_are_gathered_and_not_what_they_are_made_of():
     moved, _ = wire("sequence", (rows, n), "latent")
     R, P = config.latent, config.rotary
     each = B // rows * T * 4
-    gathered = each * (config.layers * (2 * R + D) + 4 * P)  # forward; 4 of 6 layers have P
+    gathered = each * (config.layers * (2 * R + D) + 2 * P)  # forward; 2 of 4 layers have P
     gathered += each * (2 * config.layers * D + D)  # backward of what was scattered; embedding
     gathered += each * D  # in front of the head
     assert moved["all-gather", ("model",)].bytes == gathered

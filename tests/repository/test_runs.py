@@ -21,7 +21,7 @@ def paths_of(run):
     if run == "newer":
         (listed,) = re.findall(r"^newer=(\(.*?\))$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
         echo = f"paths={listed}; printf '%s\\n' \"${{paths[@]}}\""
-        return subprocess.check_output(["bash", "-c", echo], text=True).split()
+        return subprocess.check_output(["bash", "-c", echo], text=True, cwd=ROOT).split()
     if run == "test":
         return re.search(r"^TESTS \?= (.*)$", MAKE, re.MULTILINE)[1].split()
     return re.search(r"^test-aot:.*?(tests/\S+)$", MAKE, re.MULTILINE | re.DOTALL)[1].split()
@@ -29,8 +29,9 @@ def paths_of(run):
 
 def within(place, path):
     """Whether a path that is given to pytest has tests of this page, folder or file in it."""
-    return (path == "notebooks" and not place.startswith("tests/")) or path == "tests" and \
-        place.startswith("tests/") or path == place or path.startswith(f"{place}/")
+    if not place.startswith("tests/"):
+        return path in ("notebooks", f"notebooks/{place}.ipynb")
+    return path in ("tests", place) or path.startswith(f"{place}/")
 
 
 def expected():
