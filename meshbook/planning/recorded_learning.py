@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import textwrap
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def experts_learning(folder: Path | str = RESULTS):
 
 
 def draw_experts_learning(folder: Path | str = RESULTS):
-    """Validation losses of every seed over the tokens that were read, or None without a record.
+    """Validation losses over the tokens that were read, means over seeds; None without a record.
 
     The looks of the first quarter are left out: beside them the rest would be a flat line.
     """
@@ -84,13 +85,13 @@ def draw_experts_learning(folder: Path | str = RESULTS):
         return None
     each, lines = found["tokens"] / found["steps"] / 1e6, {}
     for name, model in found["models"].items():
-        for seed, looks in zip(found["seeds"], model["looks"], strict=True):
-            late = looks[len(looks) // 4:]
-            lines[f"{name}, seed {seed}"] = ([step * each for step, _ in late],
-                                             [loss for _, loss in late])
+        late = list(zip(*model["looks"], strict=True))[len(model["looks"][0]) // 4:]
+        lines[name] = ([looks[0][0] * each for looks in late],
+                       [statistics.mean(loss for _, loss in looks) for looks in late])
     ends = "; ".join(f"{name} {loss[-1]:.3f}" for name, (_, loss) in lines.items())
     return curves(lines, "million tokens", "validation loss, nats per token",
-                  f"Validation loss on {found['source']} after {found['tokens']:,} tokens: {ends}")
+                  f"Mean validation loss over {len(found['seeds'])} seeds on {found['source']} "
+                  f"after {found['tokens']:,} tokens: {ends}")
 
 
 def told_of_experts_learning(folder: Path | str = RESULTS):
@@ -98,9 +99,9 @@ def told_of_experts_learning(folder: Path | str = RESULTS):
     found = experts_learning(folder)
     if found is None:
         return ""
-    lines = [f"{found['source']}: {found['tokens']:,} tokens read in {found['steps']:,} steps"]
+    lines = [f"{found['source']}: {found['tokens']:,} tokens in {found['steps']:,} steps"]
     for name, model in found["models"].items():
         ends = ", ".join(f"{looks[-1][1]:.3f}" for looks in model["looks"])
-        lines.append(f"  {name:8} {model['used']:>8,} of {model['parameters']:,} parameters used "
-                     f"by a token: {ends} nats, at a learning rate of {model['peak']:g}")
+        lines.append(f"  {name:8} {model['used']:,} of {model['parameters']:,} parameters used, "
+                     f"rate {model['peak']:g}: {ends}")
     return "\n".join(lines)

@@ -55,5 +55,6 @@ def test_a_small_comparison_is_recorded_and_read_again(data, tmp_path, monkeypat
     drawn = []
     monkeypatch.setattr(recorded_learning, "curves", lambda *given: drawn.append(given))
     draw_experts_learning(tmp_path)
-    assert list(drawn[0][0]) == ["dense, seed 3", "experts, seed 3"]
+    assert list(drawn[0][0]) == ["dense", "experts"]
+    assert drawn[0][0]["dense"][1][-1] == dense["looks"][0][-1][1]
     assert f"{dense['used']:,} of" in told_of_experts_learning(tmp_path)
