@@ -20,11 +20,10 @@ from meshbook.parallel import schedules
 from meshbook.parallel.pipeline import gpipe, one_f_one_b
 from meshbook.parallel.slots import in_slots
 from meshbook.planning import topologies
-from meshbook.planning.pipeline_programs import RECORD
 from meshbook.sharding import Sharding
 from meshbook.training import abstract_state, as_it_is, train_step
 
-RESULTS = topologies.RESULTS / RECORD
+RESULTS = topologies.RESULTS / "tpu-pipeline.json"
 SCHEDULES = {
     "GPipe": gpipe, "lockstep 1F1B": one_f_one_b,
     "1F1B": in_slots(lambda p, m: schedules.split_backward(schedules.one_f_one_b(p, m))),
