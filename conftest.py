@@ -7,7 +7,7 @@ to compile it so.)
 import gc
 import os
 
-gc.set_threshold(1_000_000, 20, 50)  # JAX makes many objects and few circles: a tenth of the time
+gc.set_threshold(1_000_000, 20, 50)  # JAX makes many objects and few circles: it took a tenth
 
 # JAX reads it when it is imported. What is compiled goes without the lines of Python that made it.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
