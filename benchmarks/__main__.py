@@ -35,31 +35,36 @@ def names():
 
 
 def measure(name):
-    """The rows of one benchmark, run in its own process; its chatter goes to the terminal."""
+    """{"rows", "device"} of a benchmark, run in its own process; it may write on the terminal."""
     read, write = os.pipe()
     command = [sys.executable, "-m", "benchmarks", CHILD, name, str(write)]
     child = subprocess.Popen(command, cwd=ROOT, pass_fds=[write])
     os.close(write)
     with os.fdopen(read) as pipe:
-        rows = pipe.read()
+        found = pipe.read()
     if child.wait():
         sys.exit(f"benchmark {name} failed")
-    return json.loads(rows)
+    return json.loads(found)
 
 
 def answer(name, descriptor):
-    """In the child: run one benchmark and hand its rows back."""
-    rows = import_module(f"benchmarks.bench_{name}").run()
+    """In the child: run one benchmark, and hand back its rows and the accelerator it ran on."""
+    found = {"rows": import_module(f"benchmarks.bench_{name}").run(), "device": None}
+    if "jax" in sys.modules and (device := sys.modules["jax"].devices()[0]).platform != "cpu":
+        found["device"] = device.device_kind
     with os.fdopen(int(descriptor), "w") as pipe:
-        json.dump(rows, pipe)
+        json.dump(found, pipe)
 
 
-def machine():
-    """The processor and how many of its cores there are."""
+def machine(device=None):
+    """An accelerator, or else the processor, and how many of the processor's cores there are."""
+    cores = len(os.sched_getaffinity(0))
+    if device:
+        return f"{device}, {cores} cores"
     cpuinfo = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
     model = found[1] if found else platform.processor() or platform.machine()
-    return f"{' '.join(model.split())}, {len(os.sched_getaffinity(0))} cores"
+    return f"{' '.join(model.split())}, {cores} cores"
 
 
 def git(*words):
@@ -71,29 +76,34 @@ def git(*words):
 
 
 def provenance(command, packages=VERSIONS):
-    """Where numbers come from: when, by what command, from which code, with which packages."""
+    """Where numbers come from: when, by what command, from which code, with which packages.
+
+    The code's commit is what git says, or MESHBOOK_COMMIT where the tree came without git.
+    """
+    here = git("rev-parse", "HEAD") + ("+edits" if git("status", "--porcelain") else "")
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": command,
-        "commit": git("rev-parse", "HEAD") + ("+edits" if git("status", "--porcelain") else ""),
+        "commit": os.environ.get("MESHBOOK_COMMIT") or here,
         "python": platform.python_version(),
         "versions": {name: version(name) for name in packages},
     }
 
 
 def record(results, arguments):
-    """Put the results into this machine's file, under this version of JAX."""
-    slug = re.sub(r"[^a-z0-9]+", "-", machine().lower()).strip("-")
-    path = ROOT / "results" / f"{slug}.json"
-    runs = json.loads(path.read_text()).get("runs", {}) if path.exists() else {}
-    run = runs.setdefault(f"jax {version('jax')}", {"benchmarks": {}})
-    source = provenance(" ".join(["python -m benchmarks", *arguments]))
-    run["benchmarks"] |= {
-        name: {"provenance": source, "rows": rows} for name, rows in results.items()}
-    content = {"machine": machine(), "runs": dict(sorted(runs.items()))}
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-    return path
+    """Put the results into the files of the machines they ran on, under this version of JAX."""
+    source, paths = provenance(" ".join(["python -m benchmarks", *arguments])), {}
+    for name, found in results.items():
+        where = machine(found["device"])
+        slug = re.sub(r"[^a-z0-9]+", "-", where.lower()).strip("-")
+        path = paths[where] = ROOT / "results" / f"{slug}.json"
+        runs = json.loads(path.read_text()).get("runs", {}) if path.exists() else {}
+        run = runs.setdefault(f"jax {version('jax')}", {"benchmarks": {}})
+        run["benchmarks"][name] = {"provenance": source, "rows": found["rows"]}
+        content = {"machine": where, "runs": dict(sorted(runs.items()))}
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    return list(paths.values())
 
 
 def number(value):
@@ -106,8 +116,8 @@ def number(value):
 def table(results):
     """All rows of all benchmarks."""
     shown = Table("benchmark", "what", "value", "unit", "floor", "note")
-    for name, rows in results.items():
-        for row in rows:
+    for name, found in results.items():
+        for row in found["rows"]:
             shown.add_row(name, row["name"], number(row["value"]), row["unit"],
                           number(row.get("floor")), row.get("note", ""))
         shown.add_section()
@@ -121,9 +131,9 @@ def main(arguments):
     if unknown := set(arguments) - set(names()):
         sys.exit(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(names())}")
     results = {name: measure(name) for name in arguments or names()}
-    path = record(results, arguments)
+    paths = record(results, arguments)
     Console().print(table(results))
-    print(f"recorded in {path.relative_to(ROOT)}")
+    print("recorded in", ", ".join(str(path.relative_to(ROOT)) for path in paths))
 
 
 if __name__ == "__main__":

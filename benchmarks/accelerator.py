@@ -85,7 +85,6 @@ def main(words):
     options = argparse.ArgumentParser(prog="python -m benchmarks.accelerator")
     options.add_argument("--folder", type=Path, default=ROOT / "results")
     options.add_argument("--again", action="store_true", help="measure what is recorded, too")
-    options.add_argument("--commit", help="of this tree, where it came without git")
     options.add_argument("--budget", type=float, default=BUDGET, help="seconds (480)")
     chosen, begin = options.parse_args(words), time.monotonic()
     left = lambda: chosen.budget - CLOSING - (time.monotonic() - begin)
@@ -110,7 +109,6 @@ def measure(chosen, left, tiny, here, workers, checks):
         workers = workers[:1]
     head = {**here, "machine": machine(), "size": "test" if tiny else "full",
             "provenance": provenance("python -m benchmarks.accelerator", present)}
-    head["provenance"]["commit"] = chosen.commit or head["provenance"]["commit"]
     path = chosen.folder / f"{re.sub(r'[^a-z0-9]+', '-', here['device'].lower()).strip('-')}.json"
     record, device = start_of(path, head, chosen.again), device_of(here["device"])
     parts = [*cells(tiny)]

@@ -1,19 +1,25 @@
 """A decoder with experts against a dense one with as many parameters for a token: three seeds.
 
-    python -m benchmarks.experts_learning
+    python -m benchmarks.experts_learning grammar                           half an hour and more
+    MESHBOOK_DATA=DIR python -m benchmarks.experts_learning tinystories     some hours
+    MESHBOOK_DATA=DIR python -m benchmarks.experts_learning --jobs 12       both on one GPU: minutes
 
-Both see the same batches of the grammar's stories in the same order, under the book's optimizer, on
-one device. A token uses as many parameters in one as in the other, or a little fewer where there
-are experts; experts make the model larger, not its work. Each is trained with each of PEAKS and
-each of SEEDS, and the peak whose mean over seeds is lower counts. What is recorded is in
-results/experts_learning.json.
+Both see the same batches of stories in the same order, under the book's optimizer, on one device. A
+token uses as many parameters in one as in the other, or a little fewer where there are experts;
+experts make the model larger, not its work. Each is trained with each of PEAKS and each of SEEDS,
+each run in a process of its own, and the peak whose mean over seeds is lower counts. TinyStories
+are read with a vocabulary learned from them. What is recorded is in results/experts_learning.json.
 """
 
 import argparse
+import itertools
 import json
+import multiprocessing
+import os
 import statistics
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import jax
@@ -34,16 +40,25 @@ from meshbook.sharding import Sharding
 from meshbook.training import language_recipe
 
 RECORD = RESULTS / "experts_learning.json"
-SEEDS, PEAKS, ROWS, STEPS = (0, 1, 2), (3e-3, 1e-2), 16, 400
+SEEDS, PEAKS = (0, 1, 2), (3e-3, 1e-2, 2e-2)
 MOST_APART = 0.02  # by how much a token may use fewer parameters where there are experts
-SHARED = dict(tokens=128, embed=48, heads=4, layers=2)
-SIZES = {"dense": dict(hidden=24),
-         "experts": dict(hidden=10, experts=ExpertSizes(8, 2, auxiliary=0.01))}
+EXPERTS = ExpertSizes(8, 2, auxiliary=0.01)
+SIZES = {  # (rows B, steps, what both share, hidden F of the dense decoder, and of an expert)
+    "grammar": (16, 800, dict(tokens=128, embed=48, heads=4, layers=2), 64, 30),
+    "tinystories": (16, 1_200, dict(tokens=128, embed=96, heads=4, layers=4), 256, 126),
+}
 
 
-def config_of(name, vocabulary):
-    """The sizes of a model."""
-    return DecoderConfig(vocabulary, **SHARED, **SIZES[name])
+def configs(corpus, vocabulary):
+    """{model: its DecoderConfig}. ValueError unless a token uses as many parameters in both."""
+    _, _, shared, dense, hidden = SIZES[corpus]
+    both = {"dense": DecoderConfig(vocabulary, **shared, hidden=dense),
+            "experts": DecoderConfig(vocabulary, **shared, hidden=hidden, experts=EXPERTS)}
+    theirs, ours = map(used, both.values())
+    if not 0 <= theirs - ours <= MOST_APART * theirs:
+        raise ValueError(f"a token uses {ours:,} parameters with experts; expected at most the "
+                         f"dense decoder's {theirs:,}, and at most {MOST_APART:.0%} fewer")
+    return both
 
 
 def used(config):
@@ -53,63 +68,71 @@ def used(config):
     return expert_decoder_parameters(config, active=True)
 
 
-def check(vocabulary):
-    """ValueError unless a token uses as many parameters with experts, or a little fewer."""
-    dense, ours = (used(config_of(name, vocabulary)) for name in SIZES)
-    if not 0 <= dense - ours <= MOST_APART * dense:
-        raise ValueError(f"a token uses {ours:,} parameters with experts; expected at most the "
-                         f"dense decoder's {dense:,}, and at most {MOST_APART:.0%} fewer")
-
-
-def one_run(name, data, steps, peak, seed):
-    """[(step, validation loss)] of one model, learning rate and seed."""
-    config = config_of(name, data.encoding.n_vocab)
+def one_run(data, corpus, steps, name, peak, seed):
+    """(device, parameters, [(step, validation loss)]) of one model, learning rate and seed."""
+    print(f"{corpus}, {name}, peak {peak}, seed {seed}", flush=True)
+    config = configs(corpus, data.encoding.n_vocab)[name]
     loss = language_loss if config.experts is None else balanced_loss
     make = lambda: Decoder(config, Sharding.none(), rngs=nnx.Rngs(seed))
-    state, _, looks = train(make, data, ROWS, steps, language_recipe(steps, peak), loss, seed)
+    state, _, looks = train(make, data, SIZES[corpus][0], steps, language_recipe(steps, peak),
+                            loss, seed)
     whole = sum(x.size for x in jax.tree.leaves(state.params))
-    return whole, [[step, round(each, 4)] for step, each in looks]
+    (device,) = state.program.mesh.devices.flat
+    return device.device_kind, whole, [[step, round(each, 4)] for step, each in looks]
 
 
-def compared(data, steps, seeds, peaks):
-    """The record of both models."""
-    check(data.encoding.n_vocab)
+def in_a_process(corpus, steps, *run):
+    """one_run, in a process that has yet to start JAX and to read the corpus."""
+    start(1)
+    return one_run(load(corpus, os.environ.get("MESHBOOK_DATA")), corpus, steps, *run)
+
+
+def compared(corpus, data, steps, seeds, peaks, jobs):
+    """The record of both models on a corpus."""
+    rows, planned, shared, *_ = SIZES[corpus]
+    steps, both = steps or planned, configs(corpus, data.encoding.n_vocab)
+    runs = list(itertools.product(both, peaks, seeds))
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawn, max_tasks_per_child=1) as pool:
+        ends = [pool.submit(in_a_process, corpus, steps, *run) for run in runs]
+        found = dict(zip(runs, [end.result() for end in ends], strict=True))
     models = {}
-    for name in SIZES:
-        runs = {}
-        for peak in peaks:
-            for seed in seeds:
-                print(f"{name}, peak {peak}, seed {seed}", flush=True)
-                whole, looks = one_run(name, data, steps, peak, seed)
-                runs.setdefault(peak, []).append(looks)
-        finals = {peak: [looks[-1][1] for looks in each] for peak, each in runs.items()}
+    for name, config in both.items():
+        looks = {peak: [found[name, peak, seed][2] for seed in seeds] for peak in peaks}
+        finals = {peak: [each[-1][1] for each in of_seeds] for peak, of_seeds in looks.items()}
         best = min(finals, key=lambda peak: statistics.mean(finals[peak]))
         models[name] = {
-            "parameters": whole, "used": used(config_of(name, data.encoding.n_vocab)),
-            "peak": best, "finals": [[peak, losses] for peak, losses in finals.items()],
-            "looks": runs[best]}
-    return {"source": data.source, "vocabulary": data.encoding.n_vocab, "rows": ROWS,
-            "steps": steps, "tokens": steps * ROWS * SHARED["tokens"], "seeds": list(seeds),
-            "models": models}
+            "parameters": found[name, best, seeds[0]][1], "used": used(config), "peak": best,
+            "finals": [[peak, losses] for peak, losses in finals.items()], "looks": looks[best]}
+    (device,) = {device for device, *_ in found.values()}
+    return {"machine": machine(), "device": device, "source": data.source,
+            "vocabulary": data.encoding.n_vocab, "rows": rows, "steps": steps,
+            "tokens": steps * rows * shared["tokens"], "seeds": list(seeds), "models": models}
 
 
 def main(arguments=None):
     """Train, compare, and record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("corpora", nargs="*", help=f"some of {', '.join(SIZES)}")
+    parser.add_argument("--steps", type=int, help="of each run; default: as planned")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--peaks", type=float, nargs="+", default=PEAKS)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (1)")
     parser.add_argument("--record", type=Path, default=RECORD)
-    asked = parser.parse_args(arguments)
-    start(1)
-    command, begin = " ".join(["python -m benchmarks.experts_learning",
-                               *(arguments or sys.argv[1:])]), time.time()
-    found = compared(load("grammar"), asked.steps, asked.seeds, asked.peaks)
-    record = {"provenance": provenance(command), "machine": machine(),
-              "seconds": round(time.time() - begin), **found}
-    tinystories.write(record, asked.record)
-    for name, model in found["models"].items():
-        print(name, json.dumps(model["finals"]), f"{model['used']:,} of {model['parameters']:,}")
+    asked, folder = parser.parse_args(arguments), os.environ.get("MESHBOOK_DATA")
+    corpora = asked.corpora or [name for name in SIZES if folder or name == "grammar"]
+    command = " ".join(["python -m benchmarks.experts_learning", *(arguments or sys.argv[1:])])
+    record = json.loads(asked.record.read_text("utf8")) if asked.record.exists() else {}
+    for corpus in corpora:
+        begin = time.time()
+        found = compared(corpus, load(corpus, folder), asked.steps, asked.seeds, asked.peaks,
+                         asked.jobs)
+        record[corpus] = {"provenance": provenance(command, ("jax", "jaxlib", "flax", "optax")),
+                          "seconds": round(time.time() - begin), **found}
+        tinystories.write(record, asked.record)
+        for name, model in found["models"].items():
+            print(corpus, name, json.dumps(model["finals"]),
+                  f"{model['used']:,} of {model['parameters']:,}", flush=True)
 
 
 if __name__ == "__main__":

@@ -69,18 +69,18 @@ def samples_of_decoder_learning(corpus: str, folder: Path | str = RESULTS):
     return "\n".join(lines).rstrip()
 
 
-def experts_learning(folder: Path | str = RESULTS):
-    """The record of a dense decoder and one with experts; None where there is none."""
+def experts_learning(corpus: str, folder: Path | str = RESULTS):
+    """The record of a dense decoder and one with experts on "grammar" or "tinystories", or None."""
     path = Path(folder) / "experts_learning.json"
-    return json.loads(path.read_text("utf8")) if path.exists() else None
+    return json.loads(path.read_text("utf8")).get(corpus) if path.exists() else None
 
 
-def draw_experts_learning(folder: Path | str = RESULTS):
+def draw_experts_learning(corpus: str, folder: Path | str = RESULTS):
     """Validation losses over the tokens that were read, means over seeds; None without a record.
 
     The looks of the first quarter are left out: beside them the rest would be a flat line.
     """
-    found = experts_learning(folder)
+    found = experts_learning(corpus, folder)
     if found is None:
         return None
     each, lines = found["tokens"] / found["steps"] / 1e6, {}
@@ -94,9 +94,9 @@ def draw_experts_learning(folder: Path | str = RESULTS):
                   f"after {found['tokens']:,} tokens: {ends}")
 
 
-def told_of_experts_learning(folder: Path | str = RESULTS):
+def told_of_experts_learning(corpus: str, folder: Path | str = RESULTS):
     """What both models are and how each seed ended, as lines; "" without a record."""
-    found = experts_learning(folder)
+    found = experts_learning(corpus, folder)
     if found is None:
         return ""
     lines = [f"{found['source']}: {found['tokens']:,} tokens in {found['steps']:,} steps"]

@@ -1,6 +1,7 @@
 """Experts against a dense decoder: equal active parameters, and a whole small comparison."""
 import dataclasses
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -21,30 +22,33 @@ def data(tmp_path):
                              for name in ("train", "validation")), ENCODING, "some", True)
 
 
-def test_a_token_uses_as_many_parameters_at_the_sizes_that_are_trained():
-    experts_learning.check(640)
+@pytest.mark.parametrize("corpus", experts_learning.SIZES)
+def test_a_token_uses_as_many_parameters_at_the_sizes_that_are_trained(corpus):
+    both = experts_learning.configs(corpus, 2048)
+    assert both["dense"].experts is None and both["experts"].experts == experts_learning.EXPERTS
 
 
 def test_more_active_parameters_are_refused(monkeypatch):
-    config = experts_learning.SIZES["experts"]
-    wide = config | {"experts": dataclasses.replace(config["experts"], active=8)}
-    monkeypatch.setitem(experts_learning.SIZES, "experts", wide)
+    many = dataclasses.replace(experts_learning.EXPERTS, active=8)
+    monkeypatch.setattr(experts_learning, "EXPERTS", many)
     with pytest.raises(ValueError, match="parameters with experts; expected at most the dense"):
-        experts_learning.check(640)
+        experts_learning.configs("grammar", 640)
 
 
 def test_a_small_comparison_is_recorded_and_read_again(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(experts_learning, "SHARED", dict(tokens=16, embed=16, heads=2, layers=1))
-    monkeypatch.setattr(experts_learning, "ROWS", 4)
+    small = 4, 600, dict(tokens=16, embed=16, heads=2, layers=1), 24, 8
+    monkeypatch.setitem(experts_learning.SIZES, "grammar", small)
     monkeypatch.setattr(experts_learning, "MOST_APART", 0.2)
-    monkeypatch.setattr(experts_learning, "load", lambda corpus: data)
+    monkeypatch.setattr(experts_learning, "load", lambda corpus, folder: data)
+    monkeypatch.setattr(experts_learning, "ProcessPoolExecutor",
+                        lambda jobs, **_: ThreadPoolExecutor(jobs))
     monkeypatch.setattr(decoder_learning, "PARTS", 2)
-    assert told_of_experts_learning(tmp_path) == ""
-    assert draw_experts_learning(tmp_path) is None
+    assert told_of_experts_learning("grammar", tmp_path) == ""
+    assert draw_experts_learning("grammar", tmp_path) is None
     record = tmp_path / "experts_learning.json"
-    experts_learning.main(["--steps", "4", "--seeds", "3", "--peaks", "0.01",
+    experts_learning.main(["grammar", "--steps", "4", "--seeds", "3", "--peaks", "0.01",
                            "--record", str(record)])
-    found = json.loads(record.read_text("utf8"))
+    found = json.loads(record.read_text("utf8"))["grammar"]
     assert found["tokens"] == 4 * 4 * 16 and list(found["models"]) == ["dense", "experts"]
     for model in found["models"].values():
         ends = [looks[-1][1] for looks in model["looks"]]
@@ -54,7 +58,7 @@ def test_a_small_comparison_is_recorded_and_read_again(data, tmp_path, monkeypat
     assert dense["used"] == dense["parameters"] and experts["used"] < experts["parameters"]
     drawn = []
     monkeypatch.setattr(recorded_learning, "curves", lambda *given: drawn.append(given))
-    draw_experts_learning(tmp_path)
+    draw_experts_learning("grammar", tmp_path)
     assert list(drawn[0][0]) == ["dense", "experts"]
     assert drawn[0][0]["dense"][1][-1] == dense["looks"][0][-1][1]
-    assert f"{dense['used']:,} of" in told_of_experts_learning(tmp_path)
+    assert f"{dense['used']:,} of" in told_of_experts_learning("grammar", tmp_path)
