@@ -81,3 +81,8 @@ def program(cell):
                                sharding=NamedSharding(mesh, P("batch")))
     batch = {"inputs": ids, "labels": ids}
     return train_step, state, batch, jax.eval_shape(lambda: jax.random.key(0))
+
+
+def compiled(cell, cache=None):
+    """The Compilation of a cell. A clock would play each of its many blocks."""
+    return topologies.compile_for(cell.tpu, *program(cell), cache=cache, clock=None)

@@ -187,11 +187,10 @@ def program(cell):
 
 
 def compiled(cell, cache=None):
-    """The cell's name, and what is recorded of it: {"cell": fields, "program": a Compilation's}."""
+    """The Compilation of a cell."""
     step, state, *others = program(cell)
-    found = topologies.compile_for(cell.tpu, step, state, *others, cache=cache,
-                                   look=partial(look, cell.tpu, weights_of(state)))
-    return cell.name, {"cell": dataclasses.asdict(cell), "program": found.record()}
+    return topologies.compile_for(cell.tpu, step, state, *others, cache=cache,
+                                  look=partial(look, cell.tpu, weights_of(state)))
 
 
 def weights_of(state):

@@ -7,6 +7,7 @@ Each schedule of chapter 14, with few and with many microbatches.
 """
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -17,17 +18,20 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 from meshbook.models.decoder import Decoder, DecoderConfig
 from meshbook.models.pipelined import pipelined
 from meshbook.parallel import schedules
-from meshbook.parallel.pipeline import gpipe, one_f_one_b
-from meshbook.parallel.slots import in_slots
+from meshbook.parallel.pipeline import by_tick, gpipe, one_f_one_b
+from meshbook.parallel.slots import SLOT_PARTS, in_slots, table_of
 from meshbook.planning import topologies
+from meshbook.planning.clocks import clocked
 from meshbook.sharding import Sharding
 from meshbook.training import abstract_state, as_it_is, train_step
 
 RESULTS = topologies.RESULTS / "tpu-pipeline.json"
-SCHEDULES = {
-    "GPipe": gpipe, "lockstep 1F1B": one_f_one_b,
-    "1F1B": in_slots(lambda p, m: schedules.split_backward(schedules.one_f_one_b(p, m))),
-    "ZB-H1": in_slots(schedules.zero_bubble)}
+TABLES = {"1F1B": lambda p, m: schedules.split_backward(schedules.one_f_one_b(p, m)),
+          "ZB-H1": schedules.zero_bubble}
+SCHEDULES = {"GPipe": gpipe, "lockstep 1F1B": one_f_one_b} | {
+    name: in_slots(make) for name, make in TABLES.items()}
+TAKEN = {"GPipe": lambda p, m: None, "lockstep 1F1B": by_tick} | {
+    name: lambda p, m, make=make: table_of(make(p, m)).by_turn for name, make in TABLES.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,3 +90,20 @@ def program(cell):
                                sharding=NamedSharding(mesh, P("batch")))
     batch = {"inputs": ids, "labels": ids}
     return train_step, state, batch, jax.eval_shape(lambda: jax.random.key(0))
+
+
+def compiled(cell, cache=None):
+    """The Compilation of a cell, its time with the branches that its schedule takes in each turn."""
+    taken = TAKEN[cell.schedule](cell.shape[1], cell.microbatches)
+    look = partial(parts, cell.tpu, taken) if cell.schedule in TABLES else None
+    return topologies.compile_for(cell.tpu, *program(cell), cache=cache, look=look,
+                                  clock=partial(clocked, taken=taken))
+
+
+def parts(tpu, taken, text, mesh):
+    """{F, B or W: how many ms it makes a slot longer in which all devices do it}."""
+    step = lambda part: clocked(text, mesh, tpu, taken | {"part": [{part}] * slots})["step"]
+    slots = len(taken["part"])
+    nothing, *others = map(step, range(len(SLOT_PARTS)))
+    return {name: (each - nothing) / slots
+            for name, each in zip(SLOT_PARTS[1:], others, strict=True)}

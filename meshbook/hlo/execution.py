@@ -44,27 +44,42 @@ def tally(program: Module, measure: Callable,
 
 def _shares(program, taken):
     """{name of a conditional: share of each branch} for the conditionals that `taken` names."""
-    found = {instruction.name: instruction for computation in program.computations.values()
-             for instruction in computation.instructions.values()
-             if instruction.opcode == "conditional"}
     shares = {}
-    for key, given in taken.items():
-        named = [each for each in found.values() if key == each.name or key and key in each.op_name]
-        if not named:
-            raise ValueError(f"taken: expected keys that name a conditional; found {key!r}, and "
-                             f"{_listed(found.values())}")
-        for each in named:
-            if each.name in shares:
-                raise ValueError(f"taken: expected one key for each conditional; found another one "
-                                 f"for %{each.name}, {key!r}")
-            if len(given) != len(branches_of(each)):
-                raise ValueError(f"taken[{key!r}]: expected {len(branches_of(each))} shares, one "
-                                 f"for each branch, found {given}; {_listed(found.values())}")
-            shares[each.name] = given
+    for each, key in named_conditionals(program, taken):
+        given = taken[key]
+        if len(given) != len(branches_of(each)):
+            raise ValueError(f"taken[{key!r}]: expected {len(branches_of(each))} shares, one "
+                             f"for each branch, found {given}; {_listed(_conditionals(program))}")
         if min(given) < 0 or not math.isclose(sum(given), 1):
             raise ValueError(f"taken[{key!r}]: expected shares from 0 to 1 that sum to 1, found "
                              f"{given}, which sum to {sum(given)}")
+        shares[each.name] = given
     return shares
+
+
+def named_conditionals(program: Module, taken: Mapping):
+    """(conditional, key) for each that a key of `taken` names, by its name or by part of its op_name.
+
+    Raises ValueError for a key that names none, and for two keys that name the same one.
+    """
+    keys, found = {}, _conditionals(program)
+    for key in taken:
+        named = [each for each in found if key == each.name or key and key in each.op_name]
+        if not named:
+            raise ValueError(f"taken: expected keys that name a conditional; found {key!r}, and "
+                             f"{_listed(found)}")
+        for each in named:
+            if each.name in keys:
+                raise ValueError(f"taken: expected one key for each conditional; found another one "
+                                 f"for %{each.name}, {key!r}")
+            keys[each.name] = each, key
+    return list(keys.values())
+
+
+def _conditionals(program):
+    return [instruction for computation in program.computations.values()
+            for instruction in computation.instructions.values()
+            if instruction.opcode == "conditional"]
 
 
 def _listed(conditionals):

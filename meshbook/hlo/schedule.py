@@ -8,7 +8,7 @@ there. The core and the copies share the memory's bandwidth: where both want it,
 
 import collections
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from meshbook.hlo import clock, execution, memory, opcodes
@@ -38,17 +38,21 @@ class NoEstimates(ValueError):
     """A program in whose text no operation that computes has an estimate of its time."""
 
 
-def play(compiled: Any, mesh: Any, device: Any, ring: bool = True):
+def play(compiled: Any, mesh: Any, device: Any, ring: bool = True,
+         taken: Mapping[str, Sequence[Collection[int]]] | None = None):
     """Spans of one run of a program that was compiled for a TPU, by their start.
 
     compiled: `jax.stages.Compiled`, or HLO text. mesh: the one that it was compiled for, None for
     one device. device: a TPU of `meshbook.planning.devices`; ring: as of `wire_seconds`. A loop is
-    played as often as it turns, of a conditional its longest branch.
+    played as often as it turns, of a conditional its longest branch. taken: {part of the op_name of
+    a conditional, or its name: for each turn of the loop around it, the branches that some device
+    takes}: the longest of these is played. Devices wait for each other in every turn.
     Raises NoEstimates; ValueError for an opcode that is not known, for a device without a clock and
-    another mesh; UnknownTripCount where a loop does not say how often it turns.
+    another mesh, and where `taken` does not fit the program; UnknownTripCount where a loop does not
+    say how often it turns.
     """
     exchanges = Exchanges(compiled, mesh)
-    player = _Player(exchanges, device, ring)
+    player = _Player(exchanges, device, ring, taken or {})
     player.run(exchanges.program.computations[exchanges.program.entry], execution.nothing)
     player.wait_for_all()
     costs = [each for each in player.costs.values() if each.kind == "compute"]
@@ -61,9 +65,12 @@ def play(compiled: Any, mesh: Any, device: Any, ring: bool = True):
 class _Player:
     """A device's core, the queue of its copies, its links, and the time."""
 
-    def __init__(self, exchanges, device, ring):
+    def __init__(self, exchanges, device, ring, taken):
         self.exchanges, self.device, self.ring = exchanges, device, ring
         self.program, self.spans, self.now = exchanges.program, [], 0.0
+        self.taken = {each.name: (key, taken[key])
+                      for each, key in execution.named_conditionals(self.program, taken)}
+        self.turn = self.turns = None  # of the loop that is played
         self.copies, self.ready, self.link_free = collections.deque(), {}, 0.0
         self.costs = {}
 
@@ -79,7 +86,7 @@ class _Player:
             if opcode == "while":
                 self._loop(execution.loop(self.program, computation, instruction, given))
             elif opcode == "conditional":
-                self._longest(execution.branches_of(instruction))
+                self._longest(self._taken(instruction))
             elif opcode == "call":
                 inner = self.program.computations[instruction.called("to_apply")[0]]
                 self.run(inner, execution.handed(self.program, computation, instruction, given))
@@ -88,10 +95,27 @@ class _Player:
 
     def _loop(self, loop):
         body, condition = (self.program.computations[each] for each in loop[:2])
-        for _ in range(loop.trips()):
+        around, trips = (self.turn, self.turns), loop.trips()
+        for turn in range(trips):
+            self.turn, self.turns = turn, trips
             self.run(condition, loop.given)
             self.run(body, loop.given)
         self.run(condition, loop.given)
+        self.turn, self.turns = around
+
+    def _taken(self, instruction):
+        """The branches of a conditional that are taken in this turn: names of computations."""
+        branches = execution.branches_of(instruction)
+        if instruction.name not in self.taken:
+            return branches
+        key, by_turn = self.taken[instruction.name]
+        if self.turns != len(by_turn):
+            raise ValueError(f"taken[{key!r}]: expected branches for each of the {self.turns} turns "
+                             f"of the loop around %{instruction.name}; found {len(by_turn)}")
+        if not by_turn[self.turn] or not {*by_turn[self.turn]} <= {*range(len(branches))}:
+            raise ValueError(f"taken[{key!r}]: expected some of the {len(branches)} branches of "
+                             f"%{instruction.name}; found {by_turn[self.turn]}")
+        return [branches[each] for each in by_turn[self.turn]]
 
     def _longest(self, branches):
         """Play each branch, and go on with the one that takes longest."""

@@ -72,6 +72,15 @@ class Pipeline:
         """entered, of what the first stage found, on all devices."""
         return self.entered(self.from_stage(0, dx), i)
 
+    def added_behind(self, y: Activation, i: Any):
+        """behind, for `adding`: ((sums, gradients), dy)."""
+        sums, dy, grads = self.behind(y, i)
+        return (sums, grads), dy
+
+    def added_before(self, dx: Activation, i: Any):
+        """before, for `adding`: (gradients, nothing)."""
+        return self.before(dx, i), ()
+
     def own_part(self, tree: Any):
         """Arrays typed as other ones on each device: gradients are summed after the loop, not in
         it.
@@ -93,6 +102,7 @@ class Pipeline:
         x = self.own_part(self.enter(0))
         sums, _, grads = self.leave(x, 0)
         return sums, grads
+
 
 def added(total: Any, more: Any):
     """Two trees of arrays, added up."""
@@ -179,15 +189,18 @@ def one_f_one_b(pipeline: Pipeline, weights: Any, microbatches: int):
         y = when(pipeline, "forward", (i >= 0) & (i < m), forward, x, i)
         kept = jax.lax.dynamic_update_index_in_dim(kept, x, i % held, 0)
 
+        sums, dweights, grads = total
         there = (last >= 0) & (last < m)
-        sums, dy, grads = when(pipeline, "leave", there, pipeline.behind, y, last)
+        (sums, grads), dy = adding(pipeline, "leave", there, (sums, grads), behind, y, last)
         dy = jnp.where(s == p - 1, dy, returned)
-        dweights, dx = when(pipeline, "back", (j >= 0) & (j < m), back, kept[j % held], dy, j)
-        more = when(pipeline, "returned", first >= 0, pipeline.before, dx, first)
-        total = added(total, (sums, dweights, added(grads, more)))
+        dweights, dx = adding(pipeline, "back", (j >= 0) & (j < m), dweights, back,
+                              kept[j % held], dy, j)
+        grads, _ = adding(pipeline, "returned", first >= 0, grads, before, dx, first)
+        total = sums, dweights, grads
         return (pipeline.up(y), pipeline.down(dx), kept, total), None
 
     forward = partial(pipeline.stage, weights)
+    behind, before = pipeline.added_behind, pipeline.added_before
 
     def back(x, dy, j):
         return jax.vjp(lambda weights, x: pipeline.stage(weights, x, j), weights, x)[1](dy)
@@ -199,9 +212,38 @@ def one_f_one_b(pipeline: Pipeline, weights: Any, microbatches: int):
     return carry[-1]
 
 
+def by_tick(stages: int, microbatches: int):
+    """Which branches of one_f_one_b some device takes in each tick: {scope: a set for each tick}.
+
+    For `meshbook.hlo.schedule.play`; branch 1 is that in which something is done.
+    """
+    p, m = stages, microbatches
+    ticks = range(m + 2 * (p - 1))
+    busy = lambda *starts: [{int(start <= t < start + m) for start in starts} for t in ticks]
+    return {"enter": busy(0), "forward": busy(*range(p)), "leave": busy(p - 1),
+            "back": busy(*range(p - 1, 2 * p - 1)), "returned": busy(2 * (p - 1))}
+
+
 def when(pipeline: Pipeline, name: str, true: Any, function: Callable, *args: Any):
     """function(*args) where true, else zeros: nothing is computed there. name: of its scope."""
     run = lambda *args: pipeline.own_part(function(*args))
     skip = lambda *args: pipeline.zeros(jax.eval_shape(run, *args))
     with jax.named_scope(name):
         return jax.lax.cond(true, run, skip, *args)
+
+
+def adding(pipeline: Pipeline, name: str, true: Any, total: Any, function: Callable, *args: Any):
+    """(total + more, found) of function(*args) -> (more, found) where true, else (total, zeros).
+
+    The sum is inside of the conditional: outside of it, zeros of the size of `more` would be made
+    and added in every turn. name: of its scope.
+    """
+    run = lambda *args: pipeline.own_part(function(*args))
+
+    def add(total, *args):
+        more, found = run(*args)
+        return added(total, more), found
+
+    skip = lambda total, *args: (total, pipeline.zeros(jax.eval_shape(run, *args)[1]))
+    with jax.named_scope(name):
+        return jax.lax.cond(true, add, skip, total, *args)

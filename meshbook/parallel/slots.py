@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshbook.parallel.backward import Three, in_three
-from meshbook.parallel.pipeline import Pipeline, added, when
+from meshbook.parallel.pipeline import Pipeline, added, adding, when
 from meshbook.parallel.schedules import simulate
 from meshbook.sharding import varies, varying
 
@@ -46,6 +46,14 @@ class Slots:
         once = share(SLOT_PARTS.index("F"), 0)
         return {"part": [share(part, 0) for part in range(len(SLOT_PARTS))]} | {
             name: (1 - once, once) for name in ("enter", "leave", "returned")}
+
+    @property
+    def by_turn(self):
+        """Which branches some device takes in each slot: for `meshbook.hlo.schedule.play`."""
+        once = lambda device, part: [
+            (int(each),) for each in self.part[:, device] == SLOT_PARTS.index(part)]
+        return {"part": [tuple({*map(int, row)}) for row in self.part], "enter": once(0, "F"),
+                "leave": once(-1, "F"), "returned": once(0, "B")}
 
 
 def table_of(schedule: Sequence):
@@ -131,11 +139,11 @@ def slot(stage: StageParts, carry: Carry, row: tuple):
         carry = jax.lax.switch(part[s], branches, carry, i[s])
 
     y, dx = carry.sent
-    sums, dy, grads = when(pipeline, "leave", part[-1] == F, pipeline.behind, y, i[-1])
+    (sums, grads), dy = adding(pipeline, "leave", part[-1] == F, carry.outside,
+                               pipeline.added_behind, y, i[-1])
     dy_ring = received(dy_ring, dy, i[-1], (part[-1] == F) & (s == p - 1))
-    more = when(pipeline, "returned", part[0] == B, pipeline.before, dx, i[0])
-    outside = added(carry.outside, (sums, added(grads, more)))
-    return replace(carry, arrived=(x_ring, dy_ring), outside=outside), None
+    grads, _ = adding(pipeline, "returned", part[0] == B, grads, pipeline.added_before, dx, i[0])
+    return replace(carry, arrived=(x_ring, dy_ring), outside=(sums, grads)), None
 
 
 @dataclass(frozen=True)
@@ -171,19 +179,21 @@ class StageParts:
         return replace(carry, sent=(y, carry.sent[1]), kept=written(carry.kept, kept, i))
 
     def of_input(self, carry: Carry, i: Any):
-        dx, more = self.down_the_layers(read(carry.kept, i), read(carry.arrived[1], i), i)
-        return replace(carry, sent=(carry.sent[0], dx), more=written(carry.more, more, i))
+        left, kept = read_and_kept(carry.kept, i)
+        dx, more = self.down_the_layers(left, read(carry.arrived[1], i), i)
+        return replace(carry, sent=(carry.sent[0], dx), kept=kept,
+                       more=written(carry.more, more, i))
 
     def of_weights(self, carry: Carry, i: Any):
         each, shared = self.pipeline.own(i)
-        left = read(carry.kept, i), read(carry.more, i)
+        left, (kept, more) = read_and_kept((carry.kept, carry.more), i)
 
         def turn(_, layer):
             weights, each, kept, more = layer
             return None, self.parts.of_weights(weights, (each, shared), kept, more)
 
         _, dweights = jax.lax.scan(turn, None, (self.weights, each, *left))
-        return replace(carry, dweights=added(carry.dweights, dweights))
+        return replace(carry, dweights=added(carry.dweights, dweights), kept=kept, more=more)
 
     def up_the_layers(self, x: Any, i: Any):
         """(y, what each layer keeps)."""
@@ -213,6 +223,15 @@ def rings(pipeline: Pipeline, like: Any, places: int):
 def read(rings: Any, i: Any):
     """What rings have of microbatch i."""
     return jax.tree.map(lambda ring: ring[i % len(ring)], rings)
+
+
+def read_and_kept(rings: Any, i: Any):
+    """(what rings have of microbatch i, the rings), for a branch that returns them as they are.
+
+    The barrier says that the reading comes first. Otherwise XLA would copy all of them.
+    """
+    pairs = jax.tree.map(lambda ring: jax.lax.optimization_barrier((read(ring, i), ring)), rings)
+    return jax.tree.transpose(jax.tree.structure(rings), jax.tree.structure((0, 0)), pairs)
 
 
 def written(rings: Any, new: Any, i: Any):

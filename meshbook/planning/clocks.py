@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from meshbook.hlo.execution import UnknownTripCount
@@ -10,15 +11,16 @@ from meshbook.planning.devices import DEVICES
 from meshbook.profiling.estimated_runs import estimated_run
 
 
-def clocked(text: str, mesh: Any, topology: str):
+def clocked(text: str, mesh: Any, topology: str, taken: Mapping | None = None):
     """A program's time by its compiler's clock, on the TPU of a topology: a dict, or None.
 
     "step", "raw" and "exposed" are ms of an `EstimatedRun`, "bases" its `by_basis`, "kinds" the ms
     that operations of each kind take; see `meshbook.profiling.estimated_runs`. None where the
-    program has no estimates, or a loop that does not say how often it turns.
+    program has no estimates, or a loop that does not say how often it turns. taken: which branches
+    of conditionals, as of `meshbook.hlo.schedule.play`.
     """
     try:
-        run = estimated_run(text, mesh, device_of(topology))
+        run = estimated_run(text, mesh, device_of(topology), taken=taken)
     except (NoEstimates, UnknownTripCount):
         return None
     return {"step": run.step, "raw": run.raw, "exposed": sum(run.exposed().values()),

@@ -178,13 +178,14 @@ def quiet():
 
 
 def compile_for(name: str, step: Callable, *arguments: Any, cache: Path | str | None = None,
-                look: Callable | None = None):
+                look: Callable | None = None, clock: Callable | None = clocked):
     """Compile a jitted function for a TPU that is not here: a Compilation.
 
     arguments: trees of `jax.ShapeDtypeStruct`, laid out on a `tpu_mesh`; what has no layout lies
     whole on every device of that mesh, or on the first device. cache: a folder in which results
     are kept by program, topology and versions; several processes may use it at once. look(text,
-    mesh) gives a dict of more that is to be kept of the program.
+    mesh) gives a dict of more that is to be kept of the program. clock(text, mesh, name) gives its
+    time; None: it is not asked for, because loops with very many turns take long to play.
     Raises ValueError for a mesh of other devices, and what `topology` raises.
 
     >>> mesh = tpu_mesh("v5e-8", (4, 2))
@@ -198,7 +199,7 @@ def compile_for(name: str, step: Callable, *arguments: Any, cache: Path | str | 
     kept = path and path.exists() and Compilation.of_record(json.loads(path.read_text()))
     if kept and (look is None or kept.seen or not kept.fits):
         return kept
-    compilation = _compile(lowered, name, mesh, versions, look)
+    compilation = _compile(lowered, name, mesh, versions, look, clock or (lambda *_: None))
     if path:
         write_json(path, compilation.record())
     return compilation
@@ -232,7 +233,7 @@ def _key(lowered, name, versions):
     return hashlib.sha256(said.encode()).hexdigest()
 
 
-def _compile(lowered, name, mesh, versions, look):
+def _compile(lowered, name, mesh, versions, look, clock):
     began = time.perf_counter()
     known = dict(topology=name, versions=versions,
                  mesh=dict(mesh.shape) if mesh and mesh.size > 1 else {})
@@ -252,7 +253,7 @@ def _compile(lowered, name, mesh, versions, look):
         temporaries=memory.temp_size_in_bytes, shared=memory.alias_size_in_bytes,
         rematerialised=rematerialised(text), operations=operations(text),
         traffic=Traffic() if mesh is None else collectives(text, mesh), flops=work(text),
-        clock=clocked(text, mesh, name), seen=look and look(text, mesh),
+        clock=clock(text, mesh, name), seen=look and look(text, mesh),
         seconds=round(time.perf_counter() - began, 1), **known)
 
 

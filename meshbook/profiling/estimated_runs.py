@@ -7,7 +7,7 @@ times have been published stands in `results/clock.json`.
 
 import collections
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from meshbook.hlo import schedule
@@ -73,11 +73,12 @@ def _record(span):
     return Record(0, span.operation, span.kind, 1e3 * span.start, 1e3 * (span.end - span.start), 0)
 
 
-def estimated_run(compiled: Any, mesh: Any, device: Any, ring: bool = True):
+def estimated_run(compiled: Any, mesh: Any, device: Any, ring: bool = True,
+                  taken: Mapping | None = None):
     """An EstimatedRun of a program that was compiled for a TPU.
 
     compiled: `jax.stages.Compiled`, or HLO text; mesh: the one that it was compiled for, or None;
     device: of `meshbook.planning.devices`; ring: whether each mesh axis is a ring of chips, or a
-    line. Raises what `play` raises.
+    line; taken: which branches of conditionals, as of `play`. Raises what `play` raises.
     """
-    return EstimatedRun(schedule.play(compiled, mesh, device, ring), device)
+    return EstimatedRun(schedule.play(compiled, mesh, device, ring, taken), device)

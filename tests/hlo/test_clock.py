@@ -208,6 +208,38 @@ def test_of_a_conditional_the_longest_branch_is_played():
     assert found.keys() == {"long_op"} and length(found["long_op"]) == pytest.approx(50e-6)
 
 
+def branching(taken):
+    """The spans of a loop of three turns with a conditional: branch 0 takes 50 us, branch 1 20."""
+    branch = ("%{name} (y: f32[1024,1024]) -> f32[1024,1024] {{\n  %y = {far} parameter(0)\n"
+              "  ROOT %{name}_op = {far} sort(%y), {time}\n}}\n\n")
+    branches = "".join(branch.format(name=name, far=FAR, time=cycles(time))
+                       for name, time in (("long", 50e-6), ("short", 20e-6)))
+    lines, loop = looped("constant(3)")
+    turn = next(line for line in loop.splitlines() if "%turn = " in line)
+    choice = (f"  %flag = pred[] constant(true)\n  %turn = {FAR} conditional(%flag, %y, %y), "
+              'true_computation=%short, false_computation=%long, metadata={op_name="a/part/cond"}')
+    text = "\n  ".join([f"%x = {FAR} parameter(0)", *lines])
+    spans = schedule.play(
+        f"HloModule m\n\n{branches}{loop.replace(turn, choice)}ENTRY %main (x: f32[]) -> f32[] {{\n"
+        f"  {text}\n}}\n", None, V5E, taken=taken)
+    return [span.operation for span in spans if span.operation.endswith("_op")]
+
+
+def test_of_the_branches_that_are_taken_in_a_turn_the_longest_is_played():
+    assert branching(None) == ["long_op"] * 3
+    assert branching({"part": [{1}, {0, 1}, (1,)]}) == ["short_op", "long_op", "short_op"]
+
+
+@pytest.mark.parametrize("taken, said", [
+    ({"other": [{1}] * 3}, "keys that name a conditional; found 'other'"),
+    ({"part": [{1}] * 2}, "each of the 3 turns of the loop around %turn; found 2"),
+    ({"part": [{1}, {2}, {1}]}, r"some of the 2 branches of %turn; found \{2\}"),
+    ({"part": [{1}, set(), {1}]}, "some of the 2 branches")])
+def test_branches_that_do_not_fit_the_program_are_refused(taken, said):
+    with pytest.raises(ValueError, match=said):
+        branching(taken)
+
+
 def test_what_is_not_known_is_said():
     with pytest.raises(ValueError, match="expected estimated_cycles.*found none for its 1"):
         played(f"ROOT %a = {FAR} add(%x, %x)")
