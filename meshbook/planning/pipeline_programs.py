@@ -1,16 +1,17 @@
 """What the compilers of TPUs made of a decoder's step in stages, schedule by schedule: a record.
 
-The compiler's clock plays the longest branch of a conditional. In a slot of a table some device
-does F, B or W, so a slot counts as the longest of the three, and devices with less to do wait.
+The compiler's clock plays a program as the device that has most to do: in each turn of its loop the
+longest of the branches that some device takes, because all of them meet at the turn's end.
 """
 import json
 from typing import NamedTuple
 
-from meshbook.drawing.charts import bars
-from meshbook.models.decoder_config import DecoderConfig
+from meshbook.drawing.figures import bars
+from meshbook.models.decoder import DecoderConfig
 from meshbook.planning.clocks import device_of
 from meshbook.planning.decoder_costs import decoder_step_flops
 from meshbook.planning.topologies import RESULTS, Compilation
+from meshbook.text import text_table
 
 RECORD = "tpu-pipeline.json"
 SIZES = "vocabulary", "tokens", "embed", "hidden", "heads", "layers"
@@ -36,27 +37,48 @@ class Recorded(NamedTuple):
         seconds = self.program.clock["step"] / 1e3
         return self.useful / (seconds * device_of(self.cell["tpu"]).flops)
 
+    @property
+    def parts(self):
+        """{"F", "B", "W": ms of a slot in which all devices do it}; None but for a slot table."""
+        return self.program.seen
+
 
 def recorded_pipelines():
     """{name: Recorded} of the steps that were compiled, such as "v5e-8 ZB-H1 8"."""
     path = RESULTS / RECORD
     cells = json.loads(path.read_text("utf8"))["cells"] if path.exists() else {}
-    return {name: Recorded(each["cell"], Compilation.of_record(each["program"]))
-            for name, each in cells.items()}
+    return {name: Recorded(fields["cell"], Compilation.of_record(fields["program"]))
+            for name, fields in cells.items()}
+
+
+def of_tpu(tpu: str):
+    """{(schedule, microbatches): Recorded} of a topology such as "v5e-8"."""
+    return {(each.cell["schedule"], each.cell["microbatches"]): each
+            for each in recorded_pipelines().values() if each.cell["tpu"] == tpu}
+
+
+def table_of_pipelines(tpu: str):
+    """A text table of a topology: microbatches, ms, MFU, temporaries and exposed transfers."""
+    rows = [(f"{count} microbatches, {schedule}", f"{each.program.temporaries / 2**30:.2f} GiB",
+             f"{each.program.clock['step']:.0f} ms", f"{each.utilisation:.1%}",
+             f"{each.program.clock['exposed']:.0f} ms")
+            for (schedule, count), each in of_tpu(tpu).items()]
+    return text_table((tpu, "temporaries", "a step", "MFU", "exposed"), rows, numbers=1)
 
 
 def draw_pipelines(tpu: str, microbatches: int):
-    """Bars of the ms of a step, schedule by schedule: compute, copies, transfers that all wait for.
+    """Bars of the ms of a step, schedule by schedule: computing, copying, waiting for transfers.
 
-    None where there is no record.
+    Copies that go on beside the core are not in them.
     """
-    shown, said = {}, []
-    for each in recorded_pipelines().values():
-        if (each.cell["tpu"], each.cell["microbatches"]) == (tpu, microbatches):
+    shown = {}
+    for (schedule, count), each in of_tpu(tpu).items():
+        if count == microbatches:
             clock = each.program.clock
-            label = f"{each.cell['schedule']}: MFU {each.utilisation:.0%}"
-            shown[label] = {"on the core": clock["step"] - clock["exposed"],
-                            "waiting for transfers": clock["exposed"]}
-            said.append(f"{label}, {clock['step']:.0f} ms")
+            busy, waits = clock["kinds"]["compute"], clock["exposed"]
+            shown[f"{schedule}: MFU {each.utilisation:.0%}"] = {
+                "computing": busy, "copying": clock["step"] - busy - waits,
+                "waiting for transfers": waits}
+    said = "; ".join(f"{label}, {sum(row.values()):.0f} ms" for label, row in shown.items())
     return bars(shown, "ms", f"Milliseconds of a step of {microbatches} microbatches on {tpu} by "
-                f"the compiler's clock. {'; '.join(said)}") if shown else None
+                f"the compiler's clock. {said}")
