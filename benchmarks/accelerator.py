@@ -1,6 +1,6 @@
 """The steps of both models on one accelerator, at full size: speed, floors, memory, and proofs.
 
-    python -m benchmarks.accelerator                 everything, in at most 8 minutes
+    python -m benchmarks.accelerator                 as much as 8 minutes allow; again: the rest
     python -m benchmarks.accelerator --folder OUT    the record elsewhere than in results/
 
 It needs jax, flax, optax, numpy and jaxtyping, and PyTorch for the comparison. It measures the ViT

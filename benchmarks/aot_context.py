@@ -85,4 +85,5 @@ def program(cell):
 
 def compiled(cell, cache=None):
     """The Compilation of a cell. A clock would play each of its many blocks."""
-    return topologies.compile_for(cell.tpu, *program(cell), cache=cache, clock=None)
+    found = topologies.compile_for(cell.tpu, *program(cell), cache=cache, clock=None)
+    return dataclasses.replace(found, clock=None)

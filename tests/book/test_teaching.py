@@ -1,5 +1,6 @@
 """Where the book teaches what the package has: sections are read right, and every entry finds one."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -134,14 +135,19 @@ def test_the_entries_that_a_reader_looks_for_first_are_found(places):
 
 @pytest.mark.skipif(not SITE.exists(), reason="no site in _build/html: make book")
 def test_every_entry_of_the_built_page_has_its_link_and_it_leads_to_that_section(places):
-    page = BeautifulSoup((SITE / "api.html").read_text("utf8"), "html.parser")
+    entries = parts_of("api.html")
     for name, place in places.items():
-        entry = page.find(id=name).find_parent("dl")
-        link = entry.select_one("dd > p.taught a")
+        link = entries[name].find_parent("dl").select_one("dd > p.taught a")
         target, _, anchor = link["href"].partition("#")
         assert target == f"{place.section.page}.html"
-        there = BeautifulSoup((SITE / target).read_text("utf8"), "html.parser").find(id=anchor)
-        heading = there.find(re.compile("^h[1-6]$"))
+        heading = parts_of(target)[anchor].find(re.compile("^h[1-6]$"))
         plain = re.sub(r"[`*#\\]|\{\w+\}", "", place.section.title)
         assert re.sub(r"\W+", "", heading.get_text()).startswith(re.sub(r"\W+", "", plain)[:12])
-    assert len(page.select("p.taught")) == len(places)
+    assert sum("taught" in each.get("class", ()) for each in entries[""].find_all("p")) == len(places)
+
+
+@functools.cache
+def parts_of(name):
+    """{id: element} of a page of the site, and "" for all of it: read once, it takes seconds."""
+    page = BeautifulSoup((SITE / name).read_text("utf8"), "html.parser")
+    return {each["id"]: each for each in page.find_all(id=True)} | {"": page}
