@@ -12,8 +12,8 @@ RECORD = "tpu-context.json"
 class Longest(NamedTuple):
     """One way of doing attention on so many devices: what of the tokens tried fits, and what not.
 
-    fits: the longest row that the compiler accepts, and its peak in bytes; too_long: the shortest
-    that it refuses, and what that would need.
+    fits: the longest row that the compiler accepts, and the bytes that are live at most at once;
+    too_long: the shortest that it refuses, and the bytes that it says are needed.
     """
 
     way: str
@@ -29,7 +29,8 @@ def longest_rows():
     for each in cells.values():
         cell, program = each["cell"], Compilation.of_record(each["program"])
         fit, not_fit = found.setdefault((cell["way"], cell["devices"]), ([], []))
-        (fit if program.fits else not_fit).append((cell["tokens"], program.peak))
+        (fit if program.fits else not_fit).append(
+            (cell["tokens"], program.live if program.fits else program.peak))
     return [Longest(*key, max(fit), min(not_fit))
             for key, (fit, not_fit) in found.items() if fit and not_fit]
 
@@ -37,7 +38,7 @@ def longest_rows():
 def table_of_rows():
     """A text table: each way's longest row that fits, and the next one."""
     gib = lambda size: f"{size / 2**30:.1f} GiB"
-    return text_table(("attention", "devices", "fits", "peak", "does not fit", "would need"), [
+    return text_table(("attention", "devices", "fits", "live", "too long", "would need"), [
         (each.way, f"{each.devices}", f"{each.fits[0]:,}", gib(each.fits[1]),
          f"{each.too_long[0]:,}", gib(each.too_long[1])) for each in longest_rows()], numbers=1)
 
