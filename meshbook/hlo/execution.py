@@ -58,7 +58,7 @@ def _shares(program, taken):
 
 
 def named_conditionals(program: Module, taken: Mapping):
-    """(conditional, key) for each that a key of `taken` names, by its name or by part of its op_name.
+    """(conditional, key) for each that a key of `taken` names, by its name or part of its op_name.
 
     Raises ValueError for a key that names none, and for two keys that name the same one.
     """

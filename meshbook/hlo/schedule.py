@@ -110,8 +110,8 @@ class _Player:
             return branches
         key, by_turn = self.taken[instruction.name]
         if self.turns != len(by_turn):
-            raise ValueError(f"taken[{key!r}]: expected branches for each of the {self.turns} turns "
-                             f"of the loop around %{instruction.name}; found {len(by_turn)}")
+            raise ValueError(f"taken[{key!r}]: expected branches for each of the {self.turns} "
+                             f"turns of the loop around %{instruction.name}; found {len(by_turn)}")
         if not by_turn[self.turn] or not {*by_turn[self.turn]} <= {*range(len(branches))}:
             raise ValueError(f"taken[{key!r}]: expected some of the {len(branches)} branches of "
                              f"%{instruction.name}; found {by_turn[self.turn]}")

@@ -184,8 +184,7 @@ def compile_for(name: str, step: Callable, *arguments: Any, cache: Path | str | 
     arguments: trees of `jax.ShapeDtypeStruct`, laid out on a `tpu_mesh`; what has no layout lies
     whole on every device of that mesh, or on the first device. cache: a folder in which results
     are kept by program, topology and versions; several processes may use it at once. look(text,
-    mesh) gives a dict of more that is to be kept of the program. clock(text, mesh, name) gives its
-    time; None: it is not asked for, because loops with very many turns take long to play.
+    mesh) gives a dict of more that is to be kept, clock(text, mesh, name) the time (None: no time).
     Raises ValueError for a mesh of other devices, and what `topology` raises.
 
     >>> mesh = tpu_mesh("v5e-8", (4, 2))
