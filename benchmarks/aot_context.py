@@ -4,6 +4,7 @@
     python -m benchmarks.aot context ring gather  those whose names have one of these words
 
 For each way of doing attention, one row of text with twice as many tokens until it does not fit.
+And one row of TIMED tokens by each way with eight chips, played by the compiler's clock.
 """
 
 import dataclasses
@@ -19,6 +20,8 @@ from meshbook.models.decoder import Decoder, DecoderConfig
 from meshbook.models.losses import chunked_cross_entropy, language_loss
 from meshbook.parallel.context import Context, zigzag
 from meshbook.planning import topologies
+from meshbook.planning.clocks import device_of
+from meshbook.profiling.estimated_runs import estimated_run
 from meshbook.sharding import Sharding
 from meshbook.training import abstract_state, as_it_is, train_step
 
@@ -30,21 +33,26 @@ WAYS = {  # how attention is done, and the powers of two of the tokens
     ("ring", 8): (Context("ring", zigzagged=True), (19, 20, 21)),
     ("ulysses", 8): (Context("ulysses"), (19, 20, 21)),
 }
+TIMED = 65_536  # the clock plays each of a longer row's many blocks
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One program: a way of doing attention, one of WAYS, on so many devices, and the tokens."""
+    """One program: a way of doing attention, one of WAYS, on so many devices, and the tokens.
+
+    timed: whether the compiler's clock plays it.
+    """
 
     way: str
     devices: int
     tokens: int
+    timed: bool = False
     tpu: str = "v5e-8"
 
     @property
     def name(self):
-        """Such as "ring 8 524288"."""
-        return f"{self.way} {self.devices} {self.tokens}"
+        """Such as "ring 8 524288", or "ring 8 65536 timed"."""
+        return f"{self.way} {self.devices} {self.tokens}" + self.timed * " timed"
 
     @property
     def config(self):
@@ -58,6 +66,7 @@ def cells():
     """All that is recorded."""
     for (way, devices), (_, powers) in WAYS.items():
         yield from (Cell(way, devices, 2 ** power) for power in powers)
+    yield from (Cell(way, devices, TIMED, True) for way, devices in WAYS if devices > 1)
 
 
 def in_order(context, params, program, batch, key=None):
@@ -84,6 +93,14 @@ def program(cell):
 
 
 def compiled(cell, cache=None):
-    """The Compilation of a cell. A clock would play each of its many blocks."""
+    """The Compilation of a cell, and of a timed one how long its exchanges take."""
+    if cell.timed:
+        look = partial(exchanges, cell.tpu)
+        return topologies.compile_for(cell.tpu, *program(cell), cache=cache, look=look)
     found = topologies.compile_for(cell.tpu, *program(cell), cache=cache, clock=None)
     return dataclasses.replace(found, clock=None)
+
+
+def exchanges(tpu, text, mesh):
+    """{kind: [ms on the links, ms of them in which nothing else runs]}."""
+    return estimated_run(text, mesh, device_of(tpu)).by_exchange()

@@ -69,26 +69,37 @@ WAYS = {ONE_HOT: one_hot, "slots of a capacity": by_capacity, "blocks, none drop
         "ragged_dot, none dropped": by_ragged_dot}
 
 
+def shapes(B, T, D, F, E):
+    """The shapes of what a layer is given: tokens, the router, the weights of experts."""
+    return (B, T, D), (D, E), {"EDSF": (E, D, 2, F), "EFD": (E, F, D)}
+
+
+def loss_by(way, T, E):
+    """A function of these arrays: a layer by one way, its results squared."""
+    slots = capacity(FACTOR, T, ACTIVE, E)
+
+    def loss(x_BTD, w_router_DE, weights):
+        logits_BTE = jnp.einsum("BTD,DE->BTE", x_BTD, w_router_DE,
+                                preferred_element_type=jnp.float32)
+        y_BTD = WAYS[way](x_BTD, route(logits_BTE, ACTIVE), weights, slots)
+        return jnp.square(y_BTD.astype(jnp.float32)).mean()
+
+    return loss
+
+
 class Layer:
     """Value and gradients of a layer by one way: layer(count) runs it so many times."""
 
-    def __init__(self, way, B, T, D, F, E, dtype="float32"):
-        drawn = np.random.default_rng(0)
-        normal = lambda *shape: (
+    def __init__(self, way, dtype="float32", **sizes):
+        drawn, (x, w_router, weights) = np.random.default_rng(0), shapes(**sizes)
+        normal = lambda shape: (
             drawn.standard_normal(shape, np.float32) / shape[-2] ** 0.5).astype(jnp.dtype(dtype))
-        weights = {"EDSF": normal(E, D, 2, F), "EFD": normal(E, F, D)}
-        self.arguments = normal(B, T, D) * np.asarray(T ** 0.5, dtype), normal(D, E), weights
-        self.mesh, slots = make_mesh((1, 1)), capacity(FACTOR, T, ACTIVE, E)
-
-        def loss(x_BTD, w_router_DE, weights):
-            logits_BTE = jnp.einsum("BTD,DE->BTE", x_BTD, w_router_DE,
-                                    preferred_element_type=jnp.float32)
-            y_BTD = WAYS[way](x_BTD, route(logits_BTE, ACTIVE), weights, slots)
-            return jnp.square(y_BTD.astype(jnp.float32)).mean()
-
-        with jax.set_mesh(self.mesh):
+        weights = {letters: normal(shape) for letters, shape in weights.items()}
+        self.arguments = normal(x) * np.asarray(x[1] ** 0.5, dtype), normal(w_router), weights
+        with jax.set_mesh(make_mesh((1, 1))) as mesh:
+            loss = loss_by(way, sizes["T"], sizes["E"])
             step = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))
-            self.arguments = jax.device_put(self.arguments, jax.NamedSharding(self.mesh, P()))
+            self.arguments = jax.device_put(self.arguments, jax.NamedSharding(mesh, P()))
             self.program = step.lower(*self.arguments).compile()
 
     def __call__(self, count):

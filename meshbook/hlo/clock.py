@@ -8,7 +8,7 @@ counts four bytes for every element, whatever its type, and for a sum as many el
 read. Where the transfer is the longer one, the estimate here is scaled to the bytes that the
 operation really reads and writes, but to no less than its arithmetic needs. Nothing is quicker than
 the device's memory can be; and that is all that there is to say of an operation without an
-estimate.
+estimate, unless it is a kernel whose matmul is known: that takes no less than the device's peak.
 
 Held against published times of real TPUs: `results/clock.json`.
 """
@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from meshbook.hlo import memory, opcodes
+from meshbook.hlo import flops, memory, opcodes
 from meshbook.hlo.module import Computation, Instruction, Module, Shape
 
 CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
@@ -36,7 +36,7 @@ class Cost(NamedTuple):
     """What one operation takes of a core.
 
     seconds: corrected; basis: what they are, the compiler's "estimate", that "scaled" to the bytes,
-    or the time of the "memory". estimate: the compiler's, in seconds, None where it gives none.
+    or the time of the "memory", or of a kernel's "products". estimate: the compiler's, in seconds, None where it gives none.
     moved: bytes from and to the device's memory, whole tiles.
     """
 
@@ -65,6 +65,10 @@ def cost(program: Module, computation: Computation, instruction: Instruction, de
         seconds, basis = corrected / device.clock, "estimate" if corrected == cycles else "scaled"
     if moved / device.bandwidth > seconds:
         seconds, basis = moved / device.bandwidth, "memory"
+    if instruction.opcode == "custom-call":
+        products = (flops.of_custom_call(computation, instruction) or 0) / device.flops
+        if products > seconds:
+            seconds, basis = products, "products"
     return Cost(opcodes.kind(names), seconds, basis,
                 None if cycles is None else cycles / device.clock, moved)
 

@@ -86,7 +86,14 @@ def _flops(program, callers, computation, instruction):
     if opcode == "convolution":
         return _convolution(computation, instruction)
     if opcode == "custom-call":
-        return _custom_call(computation, instruction)
+        flops = of_custom_call(computation, instruction)
+        if flops is None:
+            target = instruction.attributes.get("custom_call_target", "").strip('"')
+            raise ValueError(
+                f"work cannot see into the custom call %{instruction.name} in %{computation.name}: "
+                f"expected matmuls that XLA wrote out, or a target of meshbook.hlo.opcodes "
+                f"without any; found the kernel {target!r}")
+        return flops
     if _of_products(computation, instruction):
         return _elementwise(program, callers, computation, instruction)
     if not opcodes.walked(opcode) and not opcodes.plain(opcode):
@@ -183,12 +190,11 @@ def _positions(length, kernel, output, stride, below, spread, step):
     return int(count)
 
 
-def _custom_call(computation, instruction):
-    """Matmuls that a compiler hands to a library: cuBLAS on GPU, oneDNN on CPU; and libtpu's own
-    kernel of a ragged matmul of rows.
-    """
+def of_custom_call(computation: module.Computation, instruction: module.Instruction):
+    """FLOPs of a matmul of cuBLAS, oneDNN or libtpu (rows, ragged); 0 without one, None unknown."""
     target = instruction.attributes.get("custom_call_target", "").strip('"')
     left = computation[instruction.operands[0]].shape if instruction.operands else None
+    result = instruction.shape[0] if isinstance(instruction.shape, tuple) else instruction.shape
     if target.startswith("__cublas"):
         config = json.loads(instruction.attributes["backend_config"])
         numbers = config.get("gemm_backend_config", config)["dot_dimension_numbers"]
@@ -199,15 +205,9 @@ def _custom_call(computation, instruction):
     elif "ragged_dot_tiling" in instruction.attributes.get("frontend_attributes", ""):
         # What says where groups begin comes first; rows and matrices are the last two operands.
         left, summed = computation[instruction.operands[-2]].shape, [-1]
-    elif opcodes.plain_target(target) or instruction.op_name == "ragged-dot-metadata":
-        return 0
     else:
-        raise ValueError(
-            f"work cannot see into the custom call %{instruction.name} in %{computation.name}: "
-            f"expected matmuls that XLA wrote out, or a target of meshbook.hlo.opcodes in which "
-            f"there are none; found the kernel {target!r}")
-    result = instruction.shape
-    result = result[0] if isinstance(result, tuple) else result
+        none = opcodes.plain_target(target) or instruction.op_name == "ragged-dot-metadata"
+        return 0 if none else None
     return 2 * result.size * math.prod(left.dims[at] for at in summed)
 
 

@@ -65,21 +65,29 @@ def moved(
     if opcode == "fusion":
         inner = program.computations[instruction.called("calls")[0]]
         inputs = [each for each in inner.instructions.values() if each.opcode == "parameter"]
-        return sum(_read(inner, each.name, size) for each in inputs) + _written(
-            inner, inner.root, size)
+        return sum(_read(program, inner, each.name, size) for each in inputs) + _written(
+            program, inner, inner.root, size)
     operands = dict.fromkeys(operand for operand in instruction.operands if operand != name)
-    read = sum(_read(computation, operand, size, [instruction]) for operand in operands)
-    return read + _written(computation, name, size)
+    read = sum(_read(program, computation, each, size, [instruction]) for each in operands)
+    return read + _written(program, computation, name, size)
 
 
-def _read(computation, name, size, users=None):
-    """Bytes of one array that its users read: all of it, or what they slice from it."""
+def _read(program, computation, name, size, users=None):
+    """Bytes of one array that its users read: all of it, or what they slice from it.
+
+    In a fusion there may be others, which slice.
+    """
     users = users or [each for each in computation.instructions.values() if name in each.operands]
     shape, total = computation[name].shape, 0
     for user in users:
         first = user.operands[0] == name
         if user.opcode == "bitcast":
-            total += _read(computation, user.name, size)
+            total += _read(program, computation, user.name, size)
+        elif user.opcode == "fusion":
+            inner = program.computations[user.called("calls")[0]]
+            total += sum(_read(program, inner, each.name, size)
+                         for each in inner.instructions.values() if each.opcode == "parameter"
+                         and user.operands[int(each.literal)] == name)
         elif first and user.opcode in SLICES:
             total += size(user.shape, shape)
         # An array that is updated in place is not read: `_written` counts what changes.
@@ -88,7 +96,7 @@ def _read(computation, name, size, users=None):
     return min(total, size(shape, shape))
 
 
-def _written(computation, name, size, whole=None):
+def _written(program, computation, name, size, whole=None):
     """Bytes that become new: of an array that is updated in place, only the update.
 
     whole: the array that is written, of which a bitcast's operand has another shape.
@@ -96,10 +104,13 @@ def _written(computation, name, size, whole=None):
     instruction = computation[name]
     whole = instruction.shape if whole is None else whole
     if instruction.opcode == "tuple":
-        return sum(_written(computation, operand, size, own)
+        return sum(_written(program, computation, operand, size, own)
                    for operand, own in zip(instruction.operands, instruction.shape, strict=True))
     if instruction.opcode == "bitcast":
-        return _written(computation, instruction.operands[0], size, whole)
+        return _written(program, computation, instruction.operands[0], size, whole)
+    if instruction.opcode == "fusion":
+        inner = program.computations[instruction.called("calls")[0]]
+        return _written(program, inner, inner.root, size, whole)
     if instruction.opcode == "dynamic-update-slice":
         return size(computation[instruction.operands[1]].shape, whole)
     if instruction.opcode == "scatter":  # what is there is read, changed and written

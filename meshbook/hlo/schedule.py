@@ -22,7 +22,8 @@ CORE, COPIES, LINKS = "core", "copies", "links"
 class Span(NamedTuple):
     """One run of an operation, in seconds, and where: on the core, among copies, on the links.
 
-    cost: what the clock says of it, None for what is no operation of the core.
+    cost: what the clock says of it, None for what is no operation of the core. exchange: the kind
+    of a collective on the links, such as "all-to-all".
     """
 
     operation: str
@@ -32,6 +33,7 @@ class Span(NamedTuple):
     end: float
     op_name: str
     cost: clock.Cost | None
+    exchange: str | None = None
 
 
 class NoEstimates(ValueError):
@@ -177,7 +179,7 @@ class _Player:
         self.link_free = begin + wire_seconds(exchange.kind, sizes, moved, self.device, self.ring)
         self.ready[key] = self.link_free
         self.spans.append(Span(instruction.name, "collective", LINKS, begin, self.link_free,
-                               instruction.op_name, None))
+                               instruction.op_name, None, exchange.kind))
 
     def _work(self, computation, instruction):
         """The core works, while copies go on; the memory is shared."""

@@ -107,6 +107,9 @@ def halves(weights: Mapping, axes: tuple[str, ...]):
 def into_hidden(owner_n: Int[Array, "n"] | None, weights: Mapping, x: Float[Array, "... D"]):
     """Hidden units before they are activated: (..., S, F)."""
     w_EDSF = weights["EDSF"]
+    if owner_n is None:
+        h = jnp.einsum("nEbD,EDSF->nEbSF", x, w_EDSF)
+        return h if "ESF" not in weights else h + weights["ESF"][:, None]
     e, D, *SF = w_EDSF.shape
     b_EF = weights["ESF"].reshape(e, -1) if "ESF" in weights else None
     h = multiplied_by_expert(owner_n, x, w_EDSF.reshape(e, D, -1), b_EF)
@@ -126,7 +129,7 @@ def multiplied_by_expert(owner_n: Int[Array, "n"] | None, x: Float[Array, "... D
                          w_EDF: Float[Array, "E D F"], b_EF: Float[Array, "E F"] | None):
     """Slots times the matrices of their experts, plus biases: (E, slots, F), or blocks (N, F)."""
     if owner_n is None:
-        y = jnp.einsum("END,EDF->ENF", x, w_EDF)
+        y = jnp.einsum("nEbD,EDF->nEbF", x, w_EDF)
         return y if b_EF is None else y + b_EF[:, None]
     y_NF = grouped_matmul(x, w_EDF, owner_n)
     if b_EF is None:

@@ -50,6 +50,15 @@ class EstimatedRun(Trace):
         """{operation: bytes} of what has no estimate; its time is what these bytes need."""
         return {each.operation: each.cost.moved for each in self.work if each.cost.estimate is None}
 
+    def by_exchange(self):
+        """{kind of collective: (ms on the links, ms of them in which nothing else runs)}."""
+        found = {}
+        for kind in dict.fromkeys(each.exchange for each in self.played if each.exchange):
+            own = [each for each in self.played if each.exchange in (None, kind)]
+            busy = sum(each.end - each.start for each in own if each.exchange)
+            found[kind] = 1e3 * busy, sum(Trace(map(_record, own)).exposed().values())
+        return found
+
     def by_source(self, top: int | None = None):
         """Operations by what they were made of, their paths in the Python program, longest first.
 

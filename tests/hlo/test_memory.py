@@ -33,6 +33,40 @@ def test_of_an_array_that_is_sliced_the_slice_counts():
     assert memory_traffic(program) == 4 * 2 * 2 * K
 
 
+def test_a_slice_in_a_fusion_in_a_fusion_counts_as_one():
+    """As a TPU's compiler writes a product with one of many matrices."""
+    program = """HloModule nested
+
+%slice (p: f32[9,8,8], i: s32[]) -> f32[8,8] {
+  %p = f32[9,8,8]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %one = f32[1,8,8]{2,1,0} dynamic-slice(%p, %i, %zero, %zero), dynamic_slice_sizes={1,8,8}
+  ROOT %b = f32[8,8]{1,0} bitcast(%one)
+}
+
+%product (q: f32[8,8], r: f32[9,8,8], j: s32[]) -> f32[8,8] {
+  %q = f32[8,8]{1,0} parameter(0)
+  %r = f32[9,8,8]{2,1,0} parameter(1)
+  %j = s32[] parameter(2)
+  %f = f32[8,8]{1,0} fusion(%r, %j), kind=kLoop, calls=%slice
+  ROOT %d = f32[8,8]{1,0} dot(%q, %f), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+ENTRY %main (x: f32[8,8], ws: f32[9,8,8], n: s32[]) -> f32[8,8] {
+  %x = f32[8,8]{1,0} parameter(0)
+  %ws = f32[9,8,8]{2,1,0} parameter(1)
+  %n = s32[] parameter(2)
+  ROOT %y = f32[8,8]{1,0} fusion(%x, %ws, %n), kind=kOutput, calls=%product
+}
+"""
+    assert memory_traffic(program) == 3 * 4 * 8 * 8 + 4
+    whole = program.replace("dot(%q, %f)", "dot(%q, %f), metadata={op_name=\"x\"}").replace(
+        "%one = f32[1,8,8]{2,1,0} dynamic-slice(%p, %i, %zero, %zero), dynamic_slice_sizes={1,8,8}",
+        "%one = f32[1,8,8]{2,1,0} custom-call(%p, %i)")
+    assert memory_traffic(whole) == (2 + 9) * 4 * 8 * 8 + 4
+
+
 def loop(turns):
     def run(x_TMK, w_KN):
         return jax.lax.scan(lambda carry, x_MK: (carry, x_MK @ w_KN), 0, x_TMK)[1]

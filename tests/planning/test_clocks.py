@@ -1,6 +1,8 @@
 """A program's time for the record: the numbers of its run, and where there are none."""
 import pytest
 
+from meshbook.hlo.clock import cost
+from meshbook.hlo.module import parse
 from meshbook.planning.clocks import clocked, device_of
 from meshbook.planning.programs import recorded_program
 from meshbook.profiling.estimated_runs import estimated_run
@@ -31,3 +33,22 @@ def test_a_program_of_another_compiler_has_no_clock():
     text = "HloModule m\n\nENTRY %main (x: f32[8]) -> f32[8] {\n" \
            "  %x = f32[8]{0} parameter(0)\n  ROOT %y = f32[8]{0} add(%x, %x)\n}\n"
     assert clocked(text, None, "v5e-1") is None
+
+
+def test_a_kernel_without_an_estimate_takes_no_less_than_its_products():
+    """As libtpu's kernel of a ragged matmul, of which the rows and matrices are known."""
+    program = parse("""HloModule m
+
+ENTRY %main (r: bf16[4096,2048], w: bf16[8,2048,4096]) -> bf16[4096,4096] {
+  %r = bf16[4096,2048]{1,0:T(8,128)(2,1)} parameter(0)
+  %w = bf16[8,2048,4096]{2,1,0:T(8,128)(2,1)} parameter(1)
+  ROOT %k = bf16[4096,4096]{1,0:T(8,128)(2,1)} custom-call(%r, %w), """
+                    """custom_call_target="tpu_custom_call", """
+                    """frontend_attributes={ragged_dot_tiling="128,2048,640"}
+}
+""")
+    main, device = program.computations["main"], device_of("v5e-8")
+    found = cost(program, main, main["k"], device)
+    assert found.seconds == pytest.approx(2 * 4096 * 2048 * 4096 / device.flops)
+    assert found.basis == "products" and found.estimate is None
+    assert 0 < found.moved / device.bandwidth < found.seconds

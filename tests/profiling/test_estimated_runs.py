@@ -58,6 +58,18 @@ def test_what_the_times_rest_on_is_told(run):
     assert run.raw == pytest.approx(1e3 * sum(each.cost.estimate or 0 for each in run.work))
 
 
+def test_each_kind_of_exchange_has_its_own_time_and_waiting(run):
+    found = run.by_exchange()
+    busy = [each for each in run.played if each.where == schedule.LINKS]
+    assert len(found) > 1 and found.keys() == {each.exchange for each in busy}
+    for kind, (ms, exposed) in found.items():
+        assert 0 <= exposed <= ms
+        assert ms == pytest.approx(1e3 * sum(
+            each.end - each.start for each in busy if each.exchange == kind))
+    waited = sum(exposed for _, exposed in found.values())
+    assert waited == pytest.approx(run.exposed()[0])  # the links take one at a time
+
+
 def test_operations_of_one_source_stand_together(run):
     rows = run.by_source()
     assert sum(row.ms for row in rows) == pytest.approx(sum(run.by_kind().values()))
