@@ -12,6 +12,7 @@ are read with a vocabulary learned from them. What is recorded is in results/exp
 """
 
 import argparse
+import dataclasses
 import itertools
 import json
 import multiprocessing
@@ -21,6 +22,7 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 from flax import nnx
@@ -40,20 +42,38 @@ from meshbook.sharding import Sharding
 from meshbook.training import language_recipe
 
 RECORD = RESULTS / "experts_learning.json"
-SEEDS, PEAKS = (0, 1, 2), (3e-3, 1e-2, 2e-2)
+SEEDS, PEAKS = (0, 1, 2), (5e-3, 1e-2, 2e-2)
 MOST_APART = 0.02  # by how much a token may use fewer parameters where there are experts
-EXPERTS = ExpertSizes(8, 2, auxiliary=0.01)
-SIZES = {  # (rows B, steps, what both share, hidden F of the dense decoder, and of an expert)
-    "grammar": (16, 800, dict(tokens=128, embed=48, heads=4, layers=2), 64, 30),
-    "tinystories": (16, 1_200, dict(tokens=128, embed=96, heads=4, layers=4), 256, 126),
+
+class Plan(NamedTuple):
+    """What is trained on a corpus: both decoders' sizes but for their hidden units, and these.
+
+    dense: of the dense decoder's MLPs; hidden: of an expert. vocabulary: of TinyStories' own.
+    """
+
+    rows: int
+    steps: int
+    shared: dict
+    dense: int
+    hidden: int
+    experts: ExpertSizes
+    vocabulary: int = 1024
+
+
+PLANS = {
+    "grammar": Plan(16, 800, dict(tokens=128, embed=48, heads=4, layers=2), 64, 30,
+                    ExpertSizes(8, 2, auxiliary=0.01)),
+    "tinystories": Plan(16, 1_500, dict(tokens=128, embed=64, heads=4, layers=2), 128, 29,
+                        ExpertSizes(16, 2, shared=64, auxiliary=0.01, block=32)),
 }
 
 
 def configs(corpus, vocabulary):
     """{model: its DecoderConfig}. ValueError unless a token uses as many parameters in both."""
-    _, _, shared, dense, hidden = SIZES[corpus]
-    both = {"dense": DecoderConfig(vocabulary, **shared, hidden=dense),
-            "experts": DecoderConfig(vocabulary, **shared, hidden=hidden, experts=EXPERTS)}
+    plan = PLANS[corpus]
+    both = {"dense": DecoderConfig(vocabulary, **plan.shared, hidden=plan.dense),
+            "experts": DecoderConfig(vocabulary, **plan.shared, hidden=plan.hidden,
+                                     experts=plan.experts)}
     theirs, ours = map(used, both.values())
     if not 0 <= theirs - ours <= MOST_APART * theirs:
         raise ValueError(f"a token uses {ours:,} parameters with experts; expected at most the "
@@ -74,7 +94,7 @@ def one_run(data, corpus, steps, name, peak, seed):
     config = configs(corpus, data.encoding.n_vocab)[name]
     loss = language_loss if config.experts is None else balanced_loss
     make = lambda: Decoder(config, Sharding.none(), rngs=nnx.Rngs(seed))
-    state, _, looks = train(make, data, SIZES[corpus][0], steps, language_recipe(steps, peak),
+    state, _, looks = train(make, data, PLANS[corpus].rows, steps, language_recipe(steps, peak),
                             loss, seed)
     whole = sum(x.size for x in jax.tree.leaves(state.params))
     (device,) = state.program.mesh.devices.flat
@@ -84,13 +104,18 @@ def one_run(data, corpus, steps, name, peak, seed):
 def in_a_process(corpus, steps, *run):
     """one_run, in a process that has yet to start JAX and to read the corpus."""
     start(1)
-    return one_run(load(corpus, os.environ.get("MESHBOOK_DATA")), corpus, steps, *run)
+    return one_run(read(corpus), corpus, steps, *run)
+
+
+def read(corpus):
+    """The Stories of a corpus, as they are planned."""
+    return load(corpus, os.environ.get("MESHBOOK_DATA"), PLANS[corpus].vocabulary)
 
 
 def compared(corpus, data, steps, seeds, peaks, jobs):
     """The record of both models on a corpus."""
-    rows, planned, shared, *_ = SIZES[corpus]
-    steps, both = steps or planned, configs(corpus, data.encoding.n_vocab)
+    plan = PLANS[corpus]
+    steps, both = steps or plan.steps, configs(corpus, data.encoding.n_vocab)
     runs = list(itertools.product(both, peaks, seeds))
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn, max_tasks_per_child=1) as pool:
@@ -106,26 +131,28 @@ def compared(corpus, data, steps, seeds, peaks, jobs):
             "finals": [[peak, losses] for peak, losses in finals.items()], "looks": looks[best]}
     (device,) = {device for device, *_ in found.values()}
     return {"machine": machine(), "device": device, "source": data.source,
-            "vocabulary": data.encoding.n_vocab, "rows": rows, "steps": steps,
-            "tokens": steps * rows * shared["tokens"], "seeds": list(seeds), "models": models}
+            "sizes": plan.shared | {"dense": plan.dense, "hidden": plan.hidden,
+                                    "experts": dataclasses.asdict(plan.experts)},
+            "vocabulary": data.encoding.n_vocab, "rows": plan.rows, "steps": steps,
+            "tokens": steps * plan.rows * plan.shared["tokens"], "seeds": list(seeds), "models": models}
 
 
 def main(arguments=None):
     """Train, compare, and record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("corpora", nargs="*", help=f"some of {', '.join(SIZES)}")
+    parser.add_argument("corpora", nargs="*", help=f"some of {', '.join(PLANS)}")
     parser.add_argument("--steps", type=int, help="of each run; default: as planned")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--peaks", type=float, nargs="+", default=PEAKS)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (1)")
     parser.add_argument("--record", type=Path, default=RECORD)
     asked, folder = parser.parse_args(arguments), os.environ.get("MESHBOOK_DATA")
-    corpora = asked.corpora or [name for name in SIZES if folder or name == "grammar"]
+    corpora = asked.corpora or [name for name in PLANS if folder or name == "grammar"]
     command = " ".join(["python -m benchmarks.experts_learning", *(arguments or sys.argv[1:])])
     record = json.loads(asked.record.read_text("utf8")) if asked.record.exists() else {}
     for corpus in corpora:
         begin = time.time()
-        found = compared(corpus, load(corpus, folder), asked.steps, asked.seeds, asked.peaks,
+        found = compared(corpus, read(corpus), asked.steps, asked.seeds, asked.peaks,
                          asked.jobs)
         record[corpus] = {"provenance": provenance(command, ("jax", "jaxlib", "flax", "optax")),
                           "seconds": round(time.time() - begin), **found}

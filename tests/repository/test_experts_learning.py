@@ -22,24 +22,28 @@ def data(tmp_path):
                              for name in ("train", "validation")), ENCODING, "some", True)
 
 
-@pytest.mark.parametrize("corpus", experts_learning.SIZES)
+@pytest.mark.parametrize("corpus", experts_learning.PLANS)
 def test_a_token_uses_as_many_parameters_at_the_sizes_that_are_trained(corpus):
     both = experts_learning.configs(corpus, 2048)
-    assert both["dense"].experts is None and both["experts"].experts == experts_learning.EXPERTS
+    assert both["dense"].experts is None and both["experts"].experts == (
+        experts_learning.PLANS[corpus].experts)
 
 
 def test_more_active_parameters_are_refused(monkeypatch):
-    many = dataclasses.replace(experts_learning.EXPERTS, active=8)
-    monkeypatch.setattr(experts_learning, "EXPERTS", many)
+    plan = experts_learning.PLANS["grammar"]
+    many = plan._replace(experts=dataclasses.replace(plan.experts, active=8))
+    monkeypatch.setitem(experts_learning.PLANS, "grammar", many)
     with pytest.raises(ValueError, match="parameters with experts; expected at most the dense"):
         experts_learning.configs("grammar", 640)
 
 
 def test_a_small_comparison_is_recorded_and_read_again(data, tmp_path, monkeypatch):
-    small = 4, 600, dict(tokens=16, embed=16, heads=2, layers=1), 24, 8
-    monkeypatch.setitem(experts_learning.SIZES, "grammar", small)
+    plan = experts_learning.PLANS["grammar"]
+    small = plan._replace(rows=4, dense=24, hidden=8,
+                          shared=dict(tokens=16, embed=16, heads=2, layers=1))
+    monkeypatch.setitem(experts_learning.PLANS, "grammar", small)
     monkeypatch.setattr(experts_learning, "MOST_APART", 0.2)
-    monkeypatch.setattr(experts_learning, "load", lambda corpus, folder: data)
+    monkeypatch.setattr(experts_learning, "load", lambda corpus, folder, size: data)
     monkeypatch.setattr(experts_learning, "ProcessPoolExecutor",
                         lambda jobs, **_: ThreadPoolExecutor(jobs))
     monkeypatch.setattr(decoder_learning, "PARTS", 2)
