@@ -4,8 +4,9 @@ A softmax needs the largest score of a row and the sum over all of them. Both ca
 where a later block has a larger score, what was summed before is scaled down. So keys can come in
 any order and from anywhere, and no array ever has more scores than those of two blocks.
 
-Blocks come first in arrays here: (m, B, b, ...) are m blocks of b tokens. G groups of N heads share
-keys and values; what is carried along is float32.
+Blocks come first in arrays here, and heads before tokens: (m, B, G, N, b, K) are m blocks of b
+queries, and G groups of N heads share keys and values. So each pair of blocks is a product for each
+head, of which a TPU has nothing to write in another order. What is carried along is float32.
 
 Sources: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"; Dao 2023,
 "FlashAttention-2" (what is kept, and the gradient).
@@ -25,30 +26,30 @@ product = partial(jnp.einsum, preferred_element_type=jnp.float32)
 Pairs = Int[Array, "p 2"]  # numbers of a block of queries and of a block of keys
 
 
-def begun(queries: tuple, values: Float[Array, "j B s G V"]):
-    """What queries (m, B, b, G, N, K) carry along before they look: (largest score, sum, found)."""
-    m, B, b, G, N, _ = queries[0].shape
+def begun(queries: tuple, values: Float[Array, "j B G s V"]):
+    """What queries (m, B, G, N, b, K) carry along before they look: (largest score, sum, found)."""
+    m, B, G, N, b, _ = queries[0].shape
     of = partial(jnp.zeros_like, queries[0], dtype=jnp.float32)
     sums = of(shape=(m, B, G, N, b))
     return sums + LOWEST, sums, of(shape=(m, B, G, N, b, values.shape[-1]))
 
 
 def finished(carried: tuple):
-    """What was found, (m, B, b, G, N, V) in float32, and the logarithm of the softmax's sum.
+    """What was found, (m, B, G, N, b, V) in float32, and the logarithm of the softmax's sum.
 
     A query that saw nothing has found zeros.
     """
     top, total, found = carried
     total = jnp.where(total > 0, total, 1)
-    return jnp.moveaxis(found / total[..., None], -2, 2), top + jnp.log(total)
+    return found / total[..., None], top + jnp.log(total)
 
 
-def look(carried: tuple, queries: tuple, keys: tuple, values: Float[Array, "j B s G V"],
+def look(carried: tuple, queries: tuple, keys: tuple, values: Float[Array, "j B G s V"],
          pairs: Pairs):
     """What is carried along after each pair's queries have looked at its keys.
 
-    queries, keys: (m, B, b, G, N, K) and (j, B, s, G, K), each with where its tokens stand in their
-    rows, (m, b), and their documents, (m, B, b), or None; values (j, B, s, G, V).
+    queries, keys: (m, B, G, N, b, K) and (j, B, G, s, K), each with where its tokens stand in their
+    rows, (m, b), and their documents, (m, B, b), or None; values (j, B, G, s, V).
     """
     def turn(carried, pair):
         i, j = pair
@@ -58,21 +59,21 @@ def look(carried: tuple, queries: tuple, keys: tuple, values: Float[Array, "j B 
     return jax.lax.scan(turn, carried, pairs)[0]
 
 
-def looked(carried: tuple, queries: tuple, keys: tuple, v_BsGV: Float[Array, "B s G V"]):
+def looked(carried: tuple, queries: tuple, keys: tuple, v_BGsV: Float[Array, "B G s V"]):
     """The same for one pair of blocks."""
     (top, total, found), sees = carried, seen(queries, keys)
     scores = jnp.where(sees, scores_of(queries, keys), LOWEST)
     highest = jnp.maximum(top, scores.max(-1))
     weights = jnp.where(sees, jnp.exp(scores - highest[..., None]), 0)
     scale = jnp.exp(top - highest)  # of what was summed when the largest score was smaller
-    more = product("BGNbs,BsGV->BGNbV", weights.astype(v_BsGV.dtype), v_BsGV)
+    more = product("BGNbs,BGsV->BGNbV", weights.astype(v_BGsV.dtype), v_BGsV)
     return highest, total * scale + weights.sum(-1), found * scale[..., None] + more
 
 
 def scores_of(queries: tuple, keys: tuple):
     """The scores (B, G, N, b, s) of two blocks, in float32."""
-    q_BbGNK, k_BsGK = queries[0], keys[0]
-    return product("BbGNK,BsGK->BGNbs", q_BbGNK, k_BsGK) * q_BbGNK.shape[-1] ** -0.5
+    q_BGNbK, k_BGsK = queries[0], keys[0]
+    return product("BGNbK,BGsK->BGNbs", q_BGNbK, k_BGsK) * q_BGNbK.shape[-1] ** -0.5
 
 
 def seen(queries: tuple, keys: tuple):
@@ -84,12 +85,12 @@ def seen(queries: tuple, keys: tuple):
     return sees[:, None, None]
 
 
-def gradient(dq: Float[Array, "m B b G N K"], queries: tuple, keys: tuple,
-             values: Float[Array, "j B s G V"], kept: tuple, pairs: Pairs):
+def gradient(dq: Float[Array, "m B G N b K"], queries: tuple, keys: tuple,
+             values: Float[Array, "j B G s V"], kept: tuple, pairs: Pairs):
     """(dq with what these pairs add, dk, dv), in float32: the softmax is made again.
 
     kept, of each query: the logarithm of its sum, (m, B, G, N, b), the gradient of what it found,
-    (m, B, b, G, N, V), and the sum of both products, (m, B, G, N, b): see `shared`.
+    (m, B, G, N, b, V), and the sum of both products, (m, B, G, N, b): see `shared`.
     """
     def turn(sums, pair):
         i, j = pair
@@ -101,20 +102,20 @@ def gradient(dq: Float[Array, "m B b G N K"], queries: tuple, keys: tuple,
     return jax.lax.scan(turn, (dq, *zeros), pairs)[0]
 
 
-def of_pair(queries: tuple, keys: tuple, v_BsGV: Float[Array, "B s G V"], kept: tuple):
+def of_pair(queries: tuple, keys: tuple, v_BGsV: Float[Array, "B G s V"], kept: tuple):
     """What one pair of blocks adds to the gradients of queries, keys and values."""
     (q, *_), (k, *_), (log_sum, dy, shared) = queries, keys, kept
     scores = scores_of(queries, keys) - log_sum[..., None]
     weights = jnp.where(seen(queries, keys), jnp.exp(scores), 0)
-    dv = product("BGNbs,BbGNV->BsGV", weights.astype(dy.dtype), dy)
-    dweights = product("BbGNV,BsGV->BGNbs", dy, v_BsGV)
+    dv = product("BGNbs,BGNbV->BGsV", weights.astype(dy.dtype), dy)
+    dweights = product("BGNbV,BGsV->BGNbs", dy, v_BGsV)
     dscores = (weights * (dweights - shared[..., None]) * q.shape[-1] ** -0.5).astype(q.dtype)
-    return (product("BGNbs,BsGK->BbGNK", dscores, k), product("BGNbs,BbGNK->BsGK", dscores, q), dv)
+    return (product("BGNbs,BGsK->BGNbK", dscores, k), product("BGNbs,BGNbK->BGsK", dscores, q), dv)
 
 
-def shared(y: Float[Array, "m B b G N V"], dy: Float[Array, "m B b G N V"]):
+def shared(y: Float[Array, "m B G N b V"], dy: Float[Array, "m B G N b V"]):
     """What the gradients of all scores of a query have in common: (m, B, G, N, b)."""
-    return jnp.moveaxis((y.astype(jnp.float32) * dy).sum(-1), 2, -1)
+    return (y.astype(jnp.float32) * dy).sum(-1)
 
 
 def taken(arrays: Any, at: Int[Array, ""]):

@@ -23,7 +23,8 @@ from jaxtyping import Array, Float
 
 from meshbook.parallel import blockwise
 from meshbook.parallel.ring_attention import (
-    Segments, joined_results, of_each_query, of_queries, ring_backward, ring_forward, with_number
+    Segments, in_blocks, in_order, joined_results, of_each_query, of_queries, ring_backward,
+    ring_forward, with_number
 )
 from meshbook.parallel.zigzag import Tokens, filled_up, zigzag, zigzag_order
 from meshbook.sharding import axes_of
@@ -115,7 +116,8 @@ def all_keys(context: Context, q: Queries, k: Keys, v: Values, segments_BT: Segm
         whose = (me - step) % n
         pairs.append(tokens.pairs(me, whose) + jnp.array([0, m]) * whose)
     queries = of_queries(q, k.shape[2], segments_BT, tokens, me)
-    return queries, (tokens.cut(k), places, documents), tokens.cut(v), jnp.concatenate(pairs)
+    keys, values = (in_blocks(x, tokens) for x in (k, v))
+    return queries, (keys, places, documents), values, jnp.concatenate(pairs)
 
 
 def with_gather_back(context: Context, kept: tuple, segments_BT: Segments,
@@ -126,9 +128,9 @@ def with_gather_back(context: Context, kept: tuple, segments_BT: Segments,
     of_query = of_each_query(y, log_sum, dy, k.shape[2], tokens)
     dq = jnp.zeros_like(queries[0], dtype=jnp.float32)
     dq, *parts = blockwise.gradient(dq, queries, keys, values, of_query, pairs)
-    dk, dv = (jax.lax.psum_scatter(tokens.joined(x), context.axis, scatter_dimension=1, tiled=True)
+    dk, dv = (jax.lax.psum_scatter(in_order(x, tokens), context.axis, scatter_dimension=1, tiled=True)
               for x in parts)
-    dq = tokens.joined(dq).reshape(q.shape)
+    dq = in_order(dq, tokens).reshape(q.shape)
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)
 
 

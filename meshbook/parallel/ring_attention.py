@@ -13,6 +13,7 @@ Source: Liu et al. 2023, "Ring attention with blockwise transformers for near-in
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -45,32 +46,38 @@ def ring_forward(q_BtHK: Float[Array, "B t H K"], k_BtGK: Float[Array, "B t G K"
         return look(carried, kept, whose, tokens.pairs(me, whose))
 
     kept = k_BtGK, v_BtGV
-    carried = blockwise.begun(queries, tokens.cut(v_BtGV))
+    carried = blockwise.begun(queries, in_blocks(v_BtGV, tokens))
     carried = look(carried, kept, me, tokens.own_pairs())
     carried = past_the_others(from_device, carried, kept, tokens.ways, axis, way=1)
     return joined_results(carried, q_BtHK, v_BtGV, tokens)
 
 
-def past_the_others(turn: Callable, carried: Any, kept: tuple, ways: int, axis: str, way: int):
+def past_the_others(turn: Callable, carried: Any, kept: tuple, ways: int, axis: str, way: int,
+                    first: Callable | None = None):
     """carried after turn(carried, kept, whose) of the keys and values of each of the n - 1 others.
 
     They come up the ring, way 1, or down, -1. The next ones are on their way while a turn works.
+    first: what is done in place of the first turn.
     """
     if ways == 1:
         return carried
 
     me = jax.lax.axis_index(axis)
     next_ones = lambda kept: tuple(sent(x, axis, way) for x in kept)
-    from_device = lambda carried, kept, step: turn(carried, kept, (me - way * step) % ways)
+    from_device = lambda turn, carried, kept, step: turn(carried, kept, (me - way * step) % ways)
 
-    def both(state, step):
+    def both(turn, state, step):
         carried, kept = state
         arriving = next_ones(kept)
-        return (from_device(carried, kept, step), arriving), None
+        return (from_device(turn, carried, kept, step), arriving), None
 
-    steps = jnp.arange(1, ways - 1)
-    (carried, kept), _ = jax.lax.scan(both, (carried, next_ones(kept)), steps)
-    return from_device(carried, kept, ways - 1)
+    state, begin = (carried, next_ones(kept)), 1
+    if ways > 2:
+        if first:
+            (state, _), begin = both(first, state, 1), 2
+        state, _ = jax.lax.scan(partial(both, turn), state, jnp.arange(begin, ways - 1))
+        first = None
+    return from_device(first or turn, *state, ways - 1)
 
 
 def ring_backward(q_BtHK: Float[Array, "B t H K"], k_BtGK: Float[Array, "B t G K"],
@@ -81,7 +88,7 @@ def ring_backward(q_BtHK: Float[Array, "B t H K"], k_BtGK: Float[Array, "B t G K
 
     The sums for a device's keys and values begin at the next device, gather what all others add,
     and come home with the last of n - 1 permutes, in float32. What a device adds to its own never
-    leaves it.
+    leaves it. Sums are on their way, too, while a turn works: it adds to those that arrive meanwhile.
     """
     (dy_BtHV, me), G = with_number(dy_BtHV, axis), k_BtGK.shape[2]
     queries = of_queries(q_BtHK, G, segments_BT, tokens, me)
@@ -91,18 +98,23 @@ def ring_backward(q_BtHK: Float[Array, "B t H K"], k_BtGK: Float[Array, "B t G K
         keys, values = of_keys(*kept, segments_BT, tokens, whose)
         return blockwise.gradient(dq, queries, keys, values, of_query, pairs)
 
-    def from_device(carried, kept, whose):
+    def begin(carried, kept, whose):
+        dq, *more = gradient(*carried, kept, whose, tokens.pairs(me, whose))
+        return dq, *(in_order(x, tokens) for x in more)
+
+    def go_on(carried, kept, whose):
         dq, *sums = carried
-        dq, *more = gradient(dq, kept, whose, tokens.pairs(me, whose))
-        return dq, *(sent(x + tokens.joined(y), axis, -1) for x, y in zip(sums, more, strict=True))
+        arriving = [sent(x, axis, -1) for x in sums]
+        dq, *more = begin((dq,), kept, whose)
+        return dq, *(x + y for x, y in zip(arriving, more, strict=True))
 
     kept = k_BtGK, v_BtGV
     dq = jnp.zeros_like(queries[0], dtype=jnp.float32)
     dq, *own = gradient(dq, kept, me, tokens.own_pairs())
-    sums = [jnp.zeros_like(x, dtype=jnp.float32) for x in kept]
-    dq, *sums = past_the_others(from_device, (dq, *sums), kept, tokens.ways, axis, way=-1)
-    dk, dv = (x + tokens.joined(y) for x, y in zip(sums, own, strict=True))
-    dq_BtHK = tokens.joined(dq).reshape(q_BtHK.shape)
+    dq, *sums = past_the_others(go_on, (dq,), kept, tokens.ways, axis, way=-1, first=begin)
+    home = [sent(x, axis, -1) for x in sums] or [0.0, 0.0]
+    dk, dv = (x + in_order(y, tokens) for x, y in zip(home, own, strict=True))
+    dq_BtHK = in_order(dq, tokens).reshape(q_BtHK.shape)
     return dq_BtHK.astype(q_BtHK.dtype), dk.astype(k_BtGK.dtype), dv.astype(v_BtGV.dtype)
 
 
@@ -118,29 +130,43 @@ def with_number(x: Float[Array, "..."], axis: str):
 def of_queries(q_BtHK: Float[Array, "B t H K"], groups: int, segments_BT: Segments, tokens: Tokens,
                me: Any):
     """This device's queries in blocks, heads in groups, with their places and documents."""
-    in_groups = tokens.cut(q_BtHK.reshape(*q_BtHK.shape[:2], groups, -1, q_BtHK.shape[-1]))
-    return in_groups, tokens.places(me), tokens.documents(segments_BT, me)
+    return in_groups(q_BtHK, groups, tokens), tokens.places(me), tokens.documents(segments_BT, me)
 
 
 def of_keys(k_BtGK: Float[Array, "B t G K"], v_BtGV: Float[Array, "B t G V"],
             segments_BT: Segments, tokens: Tokens, whose: Any):
     """Keys of device `whose` in blocks, with their places and documents, and values."""
     places, documents = tokens.places(whose), tokens.documents(segments_BT, whose)
-    return (tokens.cut(k_BtGK), places, documents), tokens.cut(v_BtGV)
+    return (in_blocks(k_BtGK, tokens), places, documents), in_blocks(v_BtGV, tokens)
 
 
 def of_each_query(y_BtHV: Float[Array, "B t H V"], log_sum_BtH: Float[Array, "B t H"],
                   dy_BtHV: Float[Array, "B t H V"], groups: int, tokens: Tokens):
     """What the gradient needs of each query, in blocks: see `blockwise.gradient`."""
-    grouped = lambda x: tokens.cut(x.reshape(*x.shape[:2], groups, -1, *x.shape[3:]))
-    y, dy = grouped(y_BtHV), grouped(dy_BtHV)
-    return jnp.moveaxis(grouped(log_sum_BtH), 2, -1), dy, blockwise.shared(y, dy)
+    y, dy = (in_groups(x, groups, tokens) for x in (y_BtHV, dy_BtHV))
+    log_sum = in_groups(log_sum_BtH[..., None], groups, tokens)[..., 0]
+    return log_sum, dy, blockwise.shared(y, dy)
 
 
 def joined_results(carried: tuple, q_BtHK: Float[Array, "B t H K"],
                    v_BtGV: Float[Array, "B t G V"], tokens: Tokens):
     """What was found, (B, t, H, V) of v's type, and the logarithm of each sum, (B, t, H)."""
     y, log_sum = blockwise.finished(carried)
-    y_BtHV = tokens.joined(y).reshape(*q_BtHK.shape[:3], -1)
-    log_sum_BtH = tokens.joined(jnp.moveaxis(log_sum, -1, 2)).reshape(q_BtHK.shape[:3])
+    y_BtHV = in_order(y, tokens).reshape(*q_BtHK.shape[:3], -1)
+    log_sum_BtH = in_order(log_sum[..., None], tokens).reshape(q_BtHK.shape[:3])
     return y_BtHV.astype(v_BtGV.dtype), log_sum_BtH
+
+
+def in_blocks(x: Float[Array, "B t ... K"], tokens: Tokens):
+    """Tokens as `blockwise` has them: (m, B, ..., b, K)."""
+    return jnp.moveaxis(tokens.cut(x), 2, -2)
+
+
+def in_groups(x: Float[Array, "B t H K"], groups: int, tokens: Tokens):
+    """The same with heads in groups: (m, B, G, N, b, K)."""
+    return in_blocks(x.reshape(*x.shape[:2], groups, -1, x.shape[-1]), tokens)
+
+
+def in_order(x: Float[Array, "m B ... b K"], tokens: Tokens):
+    """Tokens as they lie: (B, t, ..., K)."""
+    return tokens.joined(jnp.moveaxis(x, -2, 2))

@@ -48,13 +48,13 @@ def recorded_experts():
             for name, fields in cells.items()}
 
 
-def layers():
+def layers_by_dispatch():
     """{(way of dispatch, whether gradients are made, too): Recorded} of a layer on one chip."""
     return {(each.cell["way"], each.cell["gradients"]): each
             for each in recorded_experts().values() if "way" in each.cell}
 
 
-def steps():
+def steps_by_chips():
     """{(chips that share the experts, capacity factor): Recorded} of a decoder's step that fits.
 
     The dense decoder's has no chips that share experts, and no capacity: (0, 0).
@@ -69,14 +69,14 @@ def table_of_layers():
     rows = [(f"{way}, {'with gradients' if gradients else 'forward'}", f"{each.work:.2f}",
              f"{each.program.clock['step']:.1f} ms",
              f"{each.program.temporaries / 2**30:.2f} GiB")
-            for (way, gradients), each in layers().items()]
+            for (way, gradients), each in layers_by_dispatch().items()]
     return text_table(("a layer", "of the useful work", "time", "temporaries"), rows, numbers=1)
 
 
 def table_of_steps():
     """A text table: each step's time, MFU, and its all-to-alls and what of them is exposed."""
     rows = []
-    for (across, capacity), each in steps().items():
+    for (across, capacity), each in steps_by_chips().items():
         label = f"experts over {across} chips, capacity {capacity}" if across else "dense"
         rows.append((label, f"{each.work:.2f}", f"{each.program.clock['step']:.0f} ms",
                      f"{each.utilisation:.1%}", f"{each.links('all-to-all'):.1f} ms",
@@ -87,7 +87,7 @@ def table_of_steps():
 def draw_steps():
     """Bars of the ms of a step: computing, copying, waiting for all-to-alls and for the rest."""
     shown = {}
-    for (across, capacity), each in steps().items():
+    for (across, capacity), each in steps_by_chips().items():
         label = f"{across} chips share, C {capacity}" if across else "dense"
         clock, slots = each.program.clock, each.exposed("all-to-all")
         busy, waits = clock["kinds"]["compute"], clock["exposed"]

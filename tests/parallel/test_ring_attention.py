@@ -79,7 +79,9 @@ def test_keys_travel_in_bfloat16_and_sums_of_gradients_in_float32(half):
     """As JAX hands it to the compiler: a CPU's makes float32 of all of them."""
     text = half[0].lowered.as_text()
     sends = re.findall(r"collective_permute.*tensor<[\dx]+x(\w+)>$", text, re.M)
-    assert sends.count("bf16") == 2 * sends.count("f32") == 8
+    # both passes begin and have a loop; the backward pass has a turn of its own before its loop,
+    # and sums travel in that loop, in the last turn and home
+    assert (sends.count("bf16"), sends.count("f32")) == (2 * (2 + 3), 2 * 3)
 
 
 @pytest.mark.parametrize("shift", [0.0, 1e4, -1e4])
@@ -100,13 +102,13 @@ def blocks(*shape):
 
 
 def test_a_block_of_which_nothing_is_seen_changes_nothing_and_is_no_nan():
-    queries = blocks(1, 1, 4, 1, 1, 2), jnp.arange(4)[None], None
-    keys = blocks(1, 1, 4, 1, 2), jnp.arange(4)[None] + 2, None  # two queries see nothing
-    values = blocks(1, 1, 4, 1, 3)
+    queries = blocks(1, 1, 1, 1, 4, 2), jnp.arange(4)[None], None
+    keys = blocks(1, 1, 1, 4, 2), jnp.arange(4)[None] + 2, None  # two queries see nothing
+    values = blocks(1, 1, 1, 4, 3)
     pairs = jnp.array([[0, 0]])
     carried = blockwise.look(blockwise.begun(queries, values), queries, keys, values, pairs)
     y, log_sum = blockwise.finished(carried)
-    assert np.isfinite(log_sum).all() and not np.asarray(y)[0, 0, :2].any()
+    assert np.isfinite(log_sum).all() and not np.asarray(y)[0, 0, 0, 0, :2].any()
     ahead = keys[0], keys[1] + 10, None
     again = blockwise.look(carried, queries, ahead, values, pairs)
     for before, after in zip(carried, again, strict=True):
@@ -114,15 +116,15 @@ def test_a_block_of_which_nothing_is_seen_changes_nothing_and_is_no_nan():
 
 
 def test_the_softmax_is_that_of_all_blocks_in_any_order():
-    queries = blocks(1, 1, 4, 1, 1, 2), jnp.arange(4)[None] + 20, None
-    keys = blocks(3, 1, 4, 1, 2), jnp.arange(12).reshape(3, 4), None
-    values = blocks(3, 1, 4, 1, 3)
+    queries = blocks(1, 1, 1, 1, 4, 2), jnp.arange(4)[None] + 20, None
+    keys = blocks(3, 1, 1, 4, 2), jnp.arange(12).reshape(3, 4), None
+    values = blocks(3, 1, 1, 4, 3)
     found = []
     for order in ([0, 1, 2], [2, 0, 1]):
         pairs = jnp.array([[0, j] for j in order])
         carried = blockwise.look(blockwise.begun(queries, values), queries, keys, values, pairs)
-        found.append(blockwise.finished(carried)[0][0, 0, :, 0, 0])
-    scores = queries[0][0, 0, :, 0, 0] @ keys[0].reshape(12, 2).T / 2 ** 0.5
+        found.append(blockwise.finished(carried)[0][0, 0, 0, 0])
+    scores = queries[0][0, 0, 0, 0] @ keys[0].reshape(12, 2).T / 2 ** 0.5
     right = jax.nn.softmax(scores) @ values.reshape(12, 3)
     for each in found:
         np.testing.assert_allclose(each, right, rtol=1e-5, atol=1e-6)
