@@ -36,8 +36,8 @@ class Cost(NamedTuple):
     """What one operation takes of a core.
 
     seconds: corrected; basis: what they are, the compiler's "estimate", that "scaled" to the bytes,
-    or the time of the "memory", or of a kernel's "products". estimate: the compiler's, in seconds, None where it gives none.
-    moved: bytes from and to the device's memory, whole tiles.
+    or the time of the "memory", or of a kernel's "products". estimate: the compiler's, in seconds,
+    None where it gives none. moved: bytes from and to the device's memory, whole tiles.
     """
 
     kind: str

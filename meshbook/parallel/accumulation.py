@@ -23,13 +23,14 @@ from meshbook.sharding import axes_of, of_parts, own_parts, with_parts
 def in_microbatches(loss: Callable, parts: int):
     """The same mean loss, found in `parts` equal parts of the rows, one after the other.
 
-    loss(params, program, batch, key=None) -> (loss, metrics): see meshbook.training. On a mesh
-    each device cuts its own rows. What the rows' axes split of the parameters is gathered once,
-    before the first part, and their gradients are summed over these axes once, after the last, if
-    the model leaves them partial sums, as the decoder does (see sharding.reduced and beside);
-    gradients of what it sums at once are summed in every part. Each part draws a dropout of its
-    own. Raises ValueError for less than one part, where rows do not divide, and for weights, with
-    which parts would not count alike.
+    loss(params, program, batch, key=None) -> (loss, metrics): see meshbook.training. On a mesh each
+    device cuts its own rows. What the rows' axes split of the parameters is gathered once, before
+    the first part, and their gradients are summed over these axes once, after the last, if the
+    model leaves them partial sums, as the decoder does (see sharding.reduced and beside); gradients
+    of what it sums at once are summed in every part. Experts that are split over an axis of rows
+    stay split. Each part draws a dropout of its own, and what a loss finds of a whole batch, such
+    as how evenly experts are used, it finds of each part. Raises ValueError for less than one part,
+    where rows do not divide, and for weights, with which parts would not count alike.
     """
     if parts < 1:
         raise ValueError(f"expected 1 or more parts; found {parts}")
@@ -45,7 +46,9 @@ def in_microbatches(loss: Callable, parts: int):
 
         def forward(params):
             rows, own = split_rows(program), own_parts(params)
-            whole = own if program.lives else jax.tree.map(lambda w: whole_in(w, rows), own)
+            rules = getattr(program.model(params), "sharding", None)
+            whole = own if program.lives else jax.tree.map_with_path(
+                lambda path, w: whole_in(w, rows, used_split(path, rules)), own)
 
             def of_part(whole, part):
                 given = with_parts(params, whole)
@@ -95,11 +98,26 @@ def of_gradient(w: Float[Array, "..."]):
     return P(*spec.partitions, unreduced=spec.reduced)
 
 
-def whole_in(w: Float[Array, "..."], rows: set[str]):
-    """A parameter as all parts use it: whole along the axes of rows, where its gradient waits."""
+def used_split(path: tuple, rules: Any):
+    """The mesh axes that split a parameter while the model uses it, as those of experts do.
+
+    By the letters at the end of its name; none where the model has no rules (None).
+    """
+    letters = jax.tree_util.keystr(path[-1:], simple=True).rpartition("_")[2]
+    return {axis for letter in letters for axis in axes_of(rules.activations.get(letter))
+            } if rules else set()
+
+
+def whole_in(w: Float[Array, "..."], rows: set[str], stays: set[str]):
+    """A parameter as all parts use it: whole along the axes of rows, where its gradient waits.
+
+    stays: axes that split it in use; devices along these have gradients of their own.
+    """
     spec = jax.typeof(w).sharding.spec
-    kept = [tuple(axis for axis in axes_of(rule) if axis not in rows) for rule in spec.partitions]
-    return jax.reshard(w, P(*(axes or None for axes in kept), reduced=rows | spec.reduced))
+    gone = rows - stays
+    kept = [tuple(axis for axis in axes_of(rule) if axis not in gone) for rule in spec.partitions]
+    waits = rows - {axis for axes in kept for axis in axes}
+    return jax.reshard(w, P(*(axes or None for axes in kept), reduced=waits | spec.reduced))
 
 
 def in_parts(name: str, x: Shaped[Array | np.ndarray, "B ..."], parts: int):

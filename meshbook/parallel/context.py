@@ -128,8 +128,8 @@ def with_gather_back(context: Context, kept: tuple, segments_BT: Segments,
     of_query = of_each_query(y, log_sum, dy, k.shape[2], tokens)
     dq = jnp.zeros_like(queries[0], dtype=jnp.float32)
     dq, *parts = blockwise.gradient(dq, queries, keys, values, of_query, pairs)
-    dk, dv = (jax.lax.psum_scatter(in_order(x, tokens), context.axis, scatter_dimension=1, tiled=True)
-              for x in parts)
+    dk, dv = (jax.lax.psum_scatter(in_order(x, tokens), context.axis,
+                                   scatter_dimension=1, tiled=True) for x in parts)
     dq = in_order(dq, tokens).reshape(q.shape)
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)
 

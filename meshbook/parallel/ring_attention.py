@@ -88,7 +88,7 @@ def ring_backward(q_BtHK: Float[Array, "B t H K"], k_BtGK: Float[Array, "B t G K
 
     The sums for a device's keys and values begin at the next device, gather what all others add,
     and come home with the last of n - 1 permutes, in float32. What a device adds to its own never
-    leaves it. Sums are on their way, too, while a turn works: it adds to those that arrive meanwhile.
+    leaves it. Sums are on their way, too, while a turn works: it adds to those that arrive.
     """
     (dy_BtHV, me), G = with_number(dy_BtHV, axis), k_BtGK.shape[2]
     queries = of_queries(q_BtHK, G, segments_BT, tokens, me)

@@ -1,4 +1,7 @@
-"""How long a row of text fits into a TPU, by how attention is done: a record of compiled steps."""
+"""Long rows of text on TPUs, by how attention is done: how long they may be, what they wait for.
+
+Both are from one record of compiled steps. Steps of one length were played by the compiler's clock.
+"""
 import json
 from typing import NamedTuple
 
@@ -22,12 +25,51 @@ class Longest(NamedTuple):
     too_long: tuple[int, int]
 
 
+class Timed(NamedTuple):
+    """One way of doing attention, played by the compiler's clock: a step and, in it, attention.
+
+    ms: of the step; links: ms that attention's exchanges take; exposed: ms of them that are waited
+    for. What sums the gradients is in neither.
+    """
+
+    way: str
+    tokens: int
+    ms: float
+    links: float
+    exposed: float
+
+
+def recorded():
+    """(cell of `benchmarks.aot_context` as a dict, its Compilation) of all that was compiled."""
+    path = RESULTS / RECORD
+    cells = json.loads(path.read_text("utf8"))["cells"] if path.exists() else {}
+    return [(each["cell"], Compilation.of_record(each["program"])) for each in cells.values()]
+
+
+def timed_rows():
+    """A Timed for each way that was played by the clock."""
+    found = []
+    for cell, program in recorded():
+        if cell["timed"]:
+            links, exposed = map(sum, zip(*(
+                times for kind, times in program.seen.items() if kind != "all-reduce")))
+            found.append(Timed(cell["way"], cell["tokens"], program.clock["step"], links, exposed))
+    return found
+
+
+def table_of_times():
+    """A text table: each way's step, and how long its exchanges take, and are waited for."""
+    return text_table(("attention", "a step", "on the links", "exposed", "hidden"), [
+        (each.way, f"{each.ms:,.0f} ms", f"{each.links:.1f} ms", f"{each.exposed:.1f} ms",
+         f"{1 - each.exposed / each.links:.0%}") for each in timed_rows()], numbers=1)
+
+
 def longest_rows():
     """A Longest for each way that was compiled for both a row that fits and one that does not."""
-    path, found = RESULTS / RECORD, {}
-    cells = json.loads(path.read_text("utf8"))["cells"] if path.exists() else {}
-    for each in cells.values():
-        cell, program = each["cell"], Compilation.of_record(each["program"])
+    found = {}
+    for cell, program in recorded():
+        if cell["timed"]:
+            continue
         fit, not_fit = found.setdefault((cell["way"], cell["devices"]), ([], []))
         (fit if program.fits else not_fit).append(
             (cell["tokens"], program.live if program.fits else program.peak))

@@ -15,6 +15,7 @@ from meshbook.models.balanced_loss import BIAS, balanced, balanced_loss, loads_o
 from meshbook.models.decoder import Decoder, DecoderConfig
 from meshbook.models.expert_layers import JAXFORMER, ExpertSizes
 from meshbook.models.reference_decoder import feed_forward, grouped, normalised
+from meshbook.parallel.accumulation import in_microbatches
 from meshbook.planning.decoder_costs import decoder_parameters
 from meshbook.planning.expert_costs import (
     expert_all_to_alls, expert_decoder_parameters, expert_step_flops, balanced_step_traffic,
@@ -219,6 +220,30 @@ def test_jaxformer_has_as_many_parameters_as_it_says_and_counts_its_active_ones_
     outside = config.vocabulary * config.embed + 2 * config.embed
     active = expert_decoder_parameters(config, active=True) - padding
     assert active - outside == 343_321_728
+
+
+def test_in_microbatches_experts_stay_where_they_are():
+    """Each part has its own all-to-alls; gradients of experts are summed once, along "batch"."""
+    config, parts, shape = dataclasses.replace(
+        SMALL, experts=dataclasses.replace(SIZES, auxiliary=0.0)), 2, (2, 2, 2)
+    def mean_loss(*given):  # how even the loads are is another number in each part
+        loss, metrics = balanced_loss(*given)
+        return loss, {"loss": metrics["loss"]}
+
+    found = []
+    for rules, mesh, loss in ((Sharding.none(), (1, 1, 1), mean_loss),
+                              (RULES, shape, in_microbatches(mean_loss, parts))):
+        state = create_state(lambda: Decoder(config, rules, rngs=nnx.Rngs(0)),
+                             optax.sgd(0.1, momentum=0.0), make_mesh(mesh, AXES), loss=loss,
+                             rows=ROWS)
+        program = compile_step(state, state.program.place(BATCHES[0]), KEY)
+        found.append(run(state, KEY, program))
+    assert proofs.assert_same_training(*found[::-1], BATCHES).gradient_difference < 1e-6
+    moved = proofs.collectives(program, state.program.mesh)
+    predicted = balanced_step_traffic(config, state.program.mesh, 16)
+    slots = predicted["all-to-all", ("expert",)]
+    assert moved["all-to-all", ("expert",)] == (parts * slots.count, slots.bytes)
+    assert moved["all-reduce", ("batch",)].bytes == predicted["all-reduce", ("batch",)].bytes
 
 
 def test_one_hot_dispatch_at_the_sizes_of_jaxformer():

@@ -6,7 +6,9 @@ import pytest
 
 from benchmarks import aot_context
 from meshbook.planning import context_programs
-from meshbook.planning.context_programs import draw_rows, longest_rows, table_of_rows
+from meshbook.planning.context_programs import (
+    draw_rows, longest_rows, table_of_rows, table_of_times, timed_rows
+)
 from meshbook.planning.topologies import RESULTS
 
 RECORD = json.loads((RESULTS / context_programs.RECORD).read_text("utf8"))["cells"]
@@ -39,3 +41,27 @@ def test_the_table_and_the_bars_say_the_same():
     for each in longest_rows():
         assert f"{each.fits[0]:,}" in text and f"{each.too_long[0]:,}" in text
         assert f"{each.fits[0] / 1024:,.0f}" in picture
+
+
+def test_each_way_with_eight_devices_is_timed_with_what_it_exchanges():
+    """A ring's n - 1 trips: keys and values twice, in bfloat16, and sums of gradients, float32."""
+    assert {each.way for each in timed_rows()} == {"gather", "ring", "ulysses"}
+    for each in timed_rows():
+        assert each.tokens == aot_context.TIMED and 0 <= each.exposed <= each.links < each.ms
+        program = RECORD[f"{each.way} 8 {each.tokens} timed"]["program"]
+        clock, other = program["clock"], program["seen"]["all-reduce"]
+        assert each.links + other[0] == pytest.approx(clock["kinds"]["collective"])
+        assert each.exposed + other[1] == pytest.approx(clock["exposed"])
+    cell = aot_context.Cell("ring", 8, aot_context.TIMED, True)
+    config, moved = cell.config, dict(
+        ((kind, tuple(axes)), (count, size)) for kind, axes, count, size in
+        RECORD[cell.name]["program"]["traffic"])["collective-permute", ("context",)]
+    u = config.tokens // 8 * config.groups * config.head_size * 2
+    assert moved == (6 * 7 * config.layers, (4 + 2 * 2) * 7 * u * config.layers)
+
+
+def test_the_table_of_times_has_every_way():
+    lines = table_of_times().splitlines()
+    for each in timed_rows():
+        (line,) = [line for line in lines if line.startswith(each.way)]
+        assert f"{each.ms:,.0f} ms" in line and f"{each.exposed:.1f} ms" in line
