@@ -1,12 +1,12 @@
 """A decoder with experts against a dense one with as many parameters for a token: three seeds.
 
     python -m benchmarks.experts_learning grammar                           half an hour and more
-    MESHBOOK_DATA=DIR python -m benchmarks.experts_learning tinystories     some hours
+    MESHBOOK_DATA=DIR python -m benchmarks.experts_learning tinystories     an hour and more
     MESHBOOK_DATA=DIR python -m benchmarks.experts_learning --jobs 12       both on one GPU: minutes
 
 Both see the same batches of stories in the same order, under the book's optimizer, on one device. A
 token uses as many parameters in one as in the other, or a little fewer where there are experts;
-experts make the model larger, not its work. Each is trained with each of PEAKS and each of SEEDS,
+experts make the model larger, not its work. Each is trained with each of its plan's peaks and each of SEEDS,
 each run in a process of its own, and the peak whose mean over seeds is lower counts. TinyStories
 are read with a vocabulary learned from them. What is recorded is in results/experts_learning.json.
 """
@@ -42,13 +42,14 @@ from meshbook.sharding import Sharding
 from meshbook.training import language_recipe
 
 RECORD = RESULTS / "experts_learning.json"
-SEEDS, PEAKS = (0, 1, 2), (5e-3, 1e-2, 2e-2)
+SEEDS = 0, 1, 2
 MOST_APART = 0.02  # by how much a token may use fewer parameters where there are experts
 
 class Plan(NamedTuple):
     """What is trained on a corpus: both decoders' sizes but for their hidden units, and these.
 
-    dense: of the dense decoder's MLPs; hidden: of an expert. vocabulary: of TinyStories' own.
+    dense: of the dense decoder's MLPs; hidden: of an expert. peaks: learning rates that are tried.
+    vocabulary: of TinyStories' own.
     """
 
     rows: int
@@ -57,14 +58,15 @@ class Plan(NamedTuple):
     dense: int
     hidden: int
     experts: ExpertSizes
+    peaks: tuple
     vocabulary: int = 1024
 
 
 PLANS = {
     "grammar": Plan(16, 800, dict(tokens=128, embed=48, heads=4, layers=2), 64, 30,
-                    ExpertSizes(8, 2, auxiliary=0.01)),
+                    ExpertSizes(8, 2, auxiliary=0.01), (3e-3, 1e-2, 2e-2)),
     "tinystories": Plan(16, 1_500, dict(tokens=128, embed=64, heads=4, layers=2), 128, 29,
-                        ExpertSizes(16, 2, shared=64, auxiliary=0.01, block=32)),
+                        ExpertSizes(16, 2, shared=64, auxiliary=0.01, block=32), (5e-3, 1e-2, 2e-2)),
 }
 
 
@@ -115,7 +117,7 @@ def read(corpus):
 def compared(corpus, data, steps, seeds, peaks, jobs):
     """The record of both models on a corpus."""
     plan = PLANS[corpus]
-    steps, both = steps or plan.steps, configs(corpus, data.encoding.n_vocab)
+    steps, peaks, both = steps or plan.steps, peaks or plan.peaks, configs(corpus, data.encoding.n_vocab)
     runs = list(itertools.product(both, peaks, seeds))
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn, max_tasks_per_child=1) as pool:
@@ -143,7 +145,7 @@ def main(arguments=None):
     parser.add_argument("corpora", nargs="*", help=f"some of {', '.join(PLANS)}")
     parser.add_argument("--steps", type=int, help="of each run; default: as planned")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-    parser.add_argument("--peaks", type=float, nargs="+", default=PEAKS)
+    parser.add_argument("--peaks", type=float, nargs="+", help="default: as planned")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (1)")
     parser.add_argument("--record", type=Path, default=RECORD)
     asked, folder = parser.parse_args(arguments), os.environ.get("MESHBOOK_DATA")

@@ -127,7 +127,7 @@ def out_of_hidden(axes: tuple[str, ...], owner_n: Int[Array, "n"] | None, weight
 
 def multiplied_by_expert(owner_n: Int[Array, "n"] | None, x: Float[Array, "... D"],
                          w_EDF: Float[Array, "E D F"], b_EF: Float[Array, "E F"] | None):
-    """Slots times the matrices of their experts, plus biases: (E, slots, F), or blocks (N, F)."""
+    """Slots times the matrices of their experts, plus biases: (n, E, b, F), or blocks (N, F)."""
     if owner_n is None:
         y = jnp.einsum("nEbD,EDF->nEbF", x, w_EDF)
         return y if b_EF is None else y + b_EF[:, None]
