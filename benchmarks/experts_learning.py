@@ -6,8 +6,8 @@
 
 Both see the same batches of stories in the same order, under the book's optimizer, on one device. A
 token uses as many parameters in one as in the other, or a little fewer where there are experts;
-experts make the model larger, not its work. Each is trained with each of its plan's peaks and each of SEEDS,
-each run in a process of its own, and the peak whose mean over seeds is lower counts. TinyStories
+experts make the model larger, not its work. Each is trained with each of its plan's peaks and each
+of SEEDS, each run in a process of its own, and the peak whose mean over seeds is lower counts. TinyStories
 are read with a vocabulary learned from them. What is recorded is in results/experts_learning.json.
 """
 
@@ -117,7 +117,8 @@ def read(corpus):
 def compared(corpus, data, steps, seeds, peaks, jobs):
     """The record of both models on a corpus."""
     plan = PLANS[corpus]
-    steps, peaks, both = steps or plan.steps, peaks or plan.peaks, configs(corpus, data.encoding.n_vocab)
+    steps, peaks = steps or plan.steps, peaks or plan.peaks
+    both = configs(corpus, data.encoding.n_vocab)
     runs = list(itertools.product(both, peaks, seeds))
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn, max_tasks_per_child=1) as pool:
