@@ -77,7 +77,7 @@ def table_of_steps():
     """A text table: each step's time, MFU, and its all-to-alls and what of them is exposed."""
     rows = []
     for (across, capacity), each in steps_by_chips().items():
-        label = f"experts over {across} chips, capacity {capacity}" if across else "dense"
+        label = f"{across} chips share, capacity {capacity}" if across else "dense"
         rows.append((label, f"{each.work:.2f}", f"{each.program.clock['step']:.0f} ms",
                      f"{each.utilisation:.1%}", f"{each.links('all-to-all'):.1f} ms",
                      f"{each.exposed('all-to-all'):.1f} ms"))
@@ -88,7 +88,7 @@ def draw_steps():
     """Bars of the ms of a step: computing, copying, waiting for all-to-alls and for the rest."""
     shown = {}
     for (across, capacity), each in steps_by_chips().items():
-        label = f"{across} chips share, C {capacity}" if across else "dense"
+        label = f"{across} chips share, capacity {capacity}" if across else "dense"
         clock, slots = each.program.clock, each.exposed("all-to-all")
         busy, waits = clock["kinds"]["compute"], clock["exposed"]
         shown[f"{label}: MFU {each.utilisation:.0%}"] = {

@@ -84,7 +84,7 @@ def test_the_tables_and_the_bars_say_what_the_record_says():
         assert f"{each.work:.2f}" in line and f"{each.program.clock['step']:.1f} ms" in line
     text, picture = table_of_steps(), draw_steps().html
     for (across, factor), each in steps_by_chips().items():
-        label = f"experts over {across} chips, capacity {factor}" if across else "dense"
+        label = f"{across} chips share, capacity {factor}" if across else "dense"
         (line,) = [line for line in text.splitlines() if line.startswith(label)]
         assert f"{each.utilisation:.1%}" in line and f"{each.exposed('all-to-all'):.1f} ms" in line
         assert f"MFU {each.utilisation:.0%}, {each.program.clock['step']:.0f} ms" in picture
