@@ -87,7 +87,9 @@ def context_step_memory(config: DecoderConfig, batch: int, ways: int, method: st
     batch: rows of text of this device, which has T/ways tokens of each. Attention keeps no scores,
     but the logarithm of a sum for each head and token. Where the backward pass of a layer works,
     there are four blocks of scores, and keys and values with their gradients on their way: ten
-    times those of this device. Raises ValueError as `check_context` does.
+    times those of this device. (Where each device has one block, and three or four are in the ring,
+    XLA has no loop left, and for a CPU makes scores of several turns at once: up to three times
+    this.) Raises ValueError as `check_context` does.
     """
     check_context(config, ways, method)
     own, sizes = replace(config, tokens=config.tokens // ways, by_row=True), sizes_of(config)

@@ -59,9 +59,10 @@ def timed_rows():
 
 def table_of_times():
     """A text table: each way's step, and how long its exchanges take, and are waited for."""
-    return text_table(("attention", "a step", "on the links", "exposed", "hidden"), [
-        (each.way, f"{each.ms:,.0f} ms", f"{each.links:.1f} ms", f"{each.exposed:.1f} ms",
-         f"{1 - each.exposed / each.links:.0%}") for each in timed_rows()], numbers=1)
+    return text_table(("attention", "tokens", "a step", "on the links", "exposed", "hidden"), [
+        (each.way, f"{each.tokens:,}", f"{each.ms:,.0f} ms", f"{each.links:.1f} ms",
+         f"{each.exposed:.1f} ms", f"{1 - each.exposed / each.links:.0%}")
+        for each in timed_rows()], numbers=1)
 
 
 def longest_rows():

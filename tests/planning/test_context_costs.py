@@ -37,8 +37,8 @@ def step(method, shape, rows=4, **changes):
 
 
 @pytest.mark.parametrize("method, shape, changes", [
-    ("ring", (2, 4), {"remat": "attention", "groups": 4}),
-    ("ring", (1, 4), {"remat": "all", "bias": True}),
+    ("ring", (2, 4), {"remat": "attention", "groups": 4, "tokens": 4096}),
+    ("ring", (1, 4), {"remat": "all", "bias": True, "tokens": 4096}),
     ("gather", (2, 4), {"remat": "products", "groups": 4, "gated": False}),
     ("ulysses", (4, 2), {})])
 def test_bytes_and_temporaries_are_those_of_the_program(method, shape, changes):
