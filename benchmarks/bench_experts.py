@@ -96,7 +96,8 @@ class Layer:
             drawn.standard_normal(shape, np.float32) / shape[-2] ** 0.5).astype(jnp.dtype(dtype))
         weights = {letters: normal(shape) for letters, shape in weights.items()}
         self.arguments = normal(x) * np.asarray(x[1] ** 0.5, dtype), normal(w_router), weights
-        with jax.set_mesh(make_mesh((1, 1))) as mesh:
+        mesh = make_mesh((1, 1))
+        with jax.set_mesh(mesh):
             loss = loss_by(way, sizes["T"], sizes["E"])
             step = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))
             self.arguments = jax.device_put(self.arguments, jax.NamedSharding(mesh, P()))

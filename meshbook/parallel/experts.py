@@ -217,24 +217,25 @@ def to_experts(layout: Layout, x_ND: Float[Array, "N D"]):
     """Slots where their experts are: (n, e, those of one device, D); without a capacity as it is.
 
     The slots of each of n devices stay together: an order by experts would be a copy on both sides.
+    Where nothing travels they are (E, S, D).
     """
     if not layout.capacity:
         return x_ND
-    n, D = jax.lax.axis_size(layout.experts), x_ND.shape[-1]
-    x_nESD = x_ND.reshape(n, layout.count // n, -1, D)
-    return exchanged(layout, x_nESD)
+    x_ESD = x_ND.reshape(layout.count, -1, x_ND.shape[-1])
+    if not layout.experts:
+        return x_ESD
+    n = jax.lax.axis_size(layout.experts)
+    return exchanged(layout, x_ESD.reshape(n, -1, *x_ESD.shape[1:]))
 
 
 def exchanged(layout: Layout, x_nESD: Float[Array, "n E S D"]):
     """What lies at i on device j lies at j on device i afterwards."""
-    if not layout.experts:
-        return x_nESD
     return jax.lax.all_to_all(x_nESD, layout.experts, 0, 0, tiled=True)
 
 
 def from_experts(layout: Layout, y: Float[Array, "... D"]):
     """What experts made where the tokens are: (N, D)."""
-    if layout.capacity:
+    if layout.capacity and layout.experts:
         y = exchanged(layout, y)
     return y.reshape(-1, y.shape[-1])
 

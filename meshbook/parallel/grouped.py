@@ -108,7 +108,7 @@ def into_hidden(owner_n: Int[Array, "n"] | None, weights: Mapping, x: Float[Arra
     """Hidden units before they are activated: (..., S, F)."""
     w_EDSF = weights["EDSF"]
     if owner_n is None:
-        h = jnp.einsum("nEbD,EDSF->nEbSF", x, w_EDSF)
+        h = jnp.einsum("...EbD,EDSF->...EbSF", x, w_EDSF)
         return h if "ESF" not in weights else h + weights["ESF"][:, None]
     e, D, *SF = w_EDSF.shape
     b_EF = weights["ESF"].reshape(e, -1) if "ESF" in weights else None
@@ -127,9 +127,9 @@ def out_of_hidden(axes: tuple[str, ...], owner_n: Int[Array, "n"] | None, weight
 
 def multiplied_by_expert(owner_n: Int[Array, "n"] | None, x: Float[Array, "... D"],
                          w_EDF: Float[Array, "E D F"], b_EF: Float[Array, "E F"] | None):
-    """Slots times the matrices of their experts, plus biases: (n, E, b, F), or blocks (N, F)."""
+    """Slots times the matrices of their experts, plus biases: (..., E, b, F); blocks: (N, F)."""
     if owner_n is None:
-        y = jnp.einsum("nEbD,EDF->nEbF", x, w_EDF)
+        y = jnp.einsum("...EbD,EDF->...EbF", x, w_EDF)
         return y if b_EF is None else y + b_EF[:, None]
     y_NF = grouped_matmul(x, w_EDF, owner_n)
     if b_EF is None:
