@@ -21,6 +21,7 @@ from jaxtyping import Array, Float
 
 from meshbook.models.losses import loss_of, model_and_inputs
 from meshbook.parallel.routing import update_bias
+from meshbook.sharding import varies, varying
 from meshbook.training.state import Program, TrainState
 
 BIAS = "b_choice_C"  # the name of the biases that balance
@@ -58,6 +59,36 @@ def without_value(x: Float[Array, "..."], gradient: Float[Array, "..."]):
     """0, whose gradient with respect to x is this one."""
     total = (x * jax.lax.stop_gradient(gradient)).sum()
     return total - jax.lax.stop_gradient(total)
+
+
+@jax.custom_vjp
+def charged(x: Float[Array, "..."], costs: Any, share: Float[Array, ""]):
+    """x, with whose gradient comes that of this share of all costs, which nothing else knows.
+
+    For what a layer adds to the loss where its result alone goes on. costs: a tree of numbers.
+    """
+    return x
+
+
+def charged_backward(kept: tuple, dx: Float[Array, "..."]):
+    """dx, and the share as the gradient of every cost."""
+    costs, share = kept
+    return dx, jax.tree.map(lambda cost: varying(share, varies(cost)), costs), jnp.zeros_like(share)
+
+
+charged.defvjp(lambda x, costs, share: (x, (costs, share)), charged_backward)
+
+
+def costs_of(layer: Any, loads: Any):
+    """What a layer of experts adds to the loss inside a shard_map: numbers, for `charged`."""
+    experts, costs = layer.experts, {}
+    if experts.sizes.auxiliary:
+        costs["balance"] = experts.sizes.auxiliary * loads.balance
+    if experts.sizes.biased:  # the loads, once
+        first = jax.lax.axis_index(experts.manual_axes) == 0
+        bias_E = experts.b_choice_C[...]
+        costs["bias"] = without_value(bias_E, jnp.where(first, loads.before_E, 0))
+    return costs
 
 
 def biases_of(model: Any):

@@ -20,7 +20,7 @@ from meshbook.models.heads import biases, multiplied, uniform
 from meshbook.models.text_models import Hidden
 from meshbook.parallel import routing
 from meshbook.parallel.experts import BLOCK, dropless, expert_parallel
-from meshbook.sharding import Sharding
+from meshbook.sharding import Sharding, axes_of
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,16 @@ class Experts(nnx.Module):
         else:
             kept = chosen
             y_BTD = dropless(self.sharding, x_BTD, chosen, found.gates_BTA, weights, sizes.block)
-        before_E, after_E = (routing.loads(each, sizes.count) for each in (chosen, kept))
-        return y_BTD, Loads(before_E, after_E, routing.balance_loss(found))
+        axes = self.manual_axes
+        before_E, after_E = (routing.loads(each, sizes.count, axes) for each in (chosen, kept))
+        return y_BTD, Loads(before_E, after_E, routing.balance_loss(found, axes))
+
+    @property
+    def manual_axes(self):
+        """The axes that split tokens, of those that are manual in an enclosing shard_map."""
+        rules, mesh = self.sharding.activations, jax.sharding.get_abstract_mesh()
+        axes = dict.fromkeys(axes_of(rules["B"]) + axes_of(rules["T"]))
+        return tuple(axis for axis in axes if axis in mesh.manual_axes)
 
     def route(self, x_BTD: Hidden):
         """Where tokens go, by scores in float32: a routing.Routing."""

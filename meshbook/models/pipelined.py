@@ -17,11 +17,12 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
+from meshbook.models.balanced_loss import charged, costs_of
 from meshbook.models.decoder import Decoder
 from meshbook.models.layers import keys_for
 from meshbook.models.losses import CHUNK, sums_and_gradients
 from meshbook.models.text_models import Hidden, places
-from meshbook.parallel.accumulation import in_parts, with_made_gradients
+from meshbook.parallel.accumulation import in_parts, used_split, with_made_gradients
 from meshbook.parallel.pipeline import Pipeline
 from meshbook.sharding import (
     axes_of, is_pair, of_parts, opened, own_parts, summed, varying, with_parts
@@ -35,8 +36,10 @@ def pipelined(schedule: Callable, microbatches: int, axis: str = "stage"):
     schedule: gpipe, one_f_one_b, or what in_slots makes of a schedule; axis: the mesh axis that
     splits the layers, see Sharding.in_stages. A `loss` for meshbook.training; each microbatch draws
     a dropout of its own, as with in_microbatches. Each device adds up gradients of its own rows;
-    they are summed over the devices once, after the last microbatch. Raises ValueError where rows
-    do not divide, for rules that split tokens, for experts, and for weights of labels.
+    they are summed over the devices once, after the last microbatch. With experts they are those of
+    in_microbatches(balanced_loss, microbatches), and the loss is that without what layers add.
+    Raises ValueError where rows do not divide, for rules that split tokens, and for weights of
+    labels.
     """
     if microbatches < 1:
         raise ValueError(f"expected 1 or more microbatches; found {microbatches}")
@@ -60,9 +63,6 @@ def check_stages(program: Program, axis: str):
     """ValueError unless the layers of a program's model can be the stages along a mesh axis."""
     model = nnx.merge(program.graph, program.variables)
     rules = model.sharding
-    if model.config.experts:
-        raise ValueError("a stage has no place for the loads of experts: expected a dense decoder; "
-                         f"found {model.config.experts}")
     if rules.parameters["L"] != axis:
         raise ValueError(f"stages along {axis!r} need layers L that are split over it, as with "
                          f"Sharding.tensor_parallel().in_stages(); found {rules.parameters['L']!r}")
@@ -74,17 +74,19 @@ def whole_parameters(program: Program, params: Any, own: Any):
     """Parameters as all microbatches use them, whole along the axes of rows: gathered once.
 
     own: each device's own parts. Gradients are summed along these axes once, too, and scattered
-    where parameters are stored in parts.
+    where parameters are stored in parts. Experts that an axis of rows splits stay where they are.
     """
-    rows = {*axes_of(program.rows)}
+    rows, rules = {*axes_of(program.rows)}, program.model(params).sharding
 
-    def whole(w):
+    def whole(path, w):
         stored = jax.typeof(w.own if is_pair(w) else w).sharding.spec
-        kept = [tuple(axis for axis in axes_of(rule) if axis not in rows)
+        gone = rows - used_split(path, rules)
+        kept = [tuple(axis for axis in axes_of(rule) if axis not in gone)
                 for rule in stored.partitions]
-        return opened(w, P(*(axes or None for axes in kept), reduced=rows | stored.reduced))
+        waits = rows.difference(*kept) | stored.reduced
+        return opened(w, P(*(axes or None for axes in kept), reduced=waits))
 
-    return jax.tree.map(whole, with_parts(params, own), is_leaf=is_pair)
+    return jax.tree.map_with_path(whole, with_parts(params, own), is_leaf=is_pair)
 
 
 def in_stages(schedule: Callable, program: Program, axis: str, params: Any, cut: Mapping,
@@ -95,7 +97,8 @@ def in_stages(schedule: Callable, program: Program, axis: str, params: Any, cut:
     """
     rows, count = axes_of(program.rows), cut["labels"].size
     specs = jax.tree.map(lambda w: P(*jax.typeof(w).sharding.spec.partitions), params)
-    sums = jax.tree.map(lambda spec: P(*spec.partitions, unreduced={*rows}), specs)
+    waits = lambda spec: tuple(axis for axis in rows if axis not in jax.tree.leaves(tuple(spec)))
+    sums = jax.tree.map(lambda spec: P(*spec.partitions, unreduced={*waits(spec)}), specs)
 
     def local(params, cut, keys):
         params = jax.tree.map(lambda w: varying(w, (axis, *rows)), params)
@@ -106,7 +109,7 @@ def in_stages(schedule: Callable, program: Program, axis: str, params: Any, cut:
 
     def complete(grad, spec):
         whole = axis not in jax.tree.leaves(tuple(spec))
-        return summed(grad, (axis,) if whole else (), rows)
+        return summed(grad, (axis,) if whole else (), waits(spec))
 
     (loss, accuracy), grads = jax.shard_map(
         local, in_specs=(specs, P(None, rows), P()), out_specs=(P(), sums),
@@ -139,10 +142,14 @@ class DecoderStages(Pipeline):
         return axes_of(self.model.sharding.activations["V"])
 
     def own(self, i: Any):
-        """Keys of this device's layers for microbatch i, and which tokens see which."""
+        """Keys of this device's layers for microbatch i, and what they share.
+
+        That is which tokens see which, and the microbatch's share of what experts add to the loss.
+        """
         documents = [self.cut[name][i] if name in self.cut else None
                      for name in ("segments", "positions")]
-        shared = self.model.seen(self.cut["inputs"].shape[-1], *documents)
+        seen = self.model.seen(self.cut["inputs"].shape[-1], *documents)
+        shared = seen, jnp.where(i >= 0, 1 / len(self.cut["labels"]), 0)
         if self.keys is None:
             return None, shared
         c, (s, p) = self.model.config, self.place
@@ -153,7 +160,9 @@ class DecoderStages(Pipeline):
         """The layers of one period."""
         model = self.model
         layers = nnx.merge(nnx.split(model.layers)[0], numbered(weights))
-        return model.through(layers, x, keys, *shared)
+        seen, share = shared
+        x, loads = model.through_with_loads(layers, x, keys, *seen)
+        return x if loads is None else charged(x, costs_of(layers[-1], loads), share)
 
     def inputs(self, i: Any):
         """Tokens (b, T) of microbatch i."""

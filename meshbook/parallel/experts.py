@@ -25,7 +25,9 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, Shaped
 
 from meshbook.parallel.grouped import blocks_of, halves, into_hidden, out_of_hidden
-from meshbook.sharding import Sharding, check_split, shard_map_over_the_rest, summed, varying
+from meshbook.sharding import (
+    Sharding, axes_of, check_split, shard_map_over_the_rest, summed, varies, varying
+)
 
 BLOCK = 128  # slots of a block, whose product is one matmul
 Hidden, Choices, Gates = Float[Array, "B T D"], Int[Array, "B T A"], Float[Array, "B T A"]
@@ -72,6 +74,7 @@ class Layout:
     """The mesh axes that split rows, tokens, experts and hidden units, and how slots are made.
 
     count: E; capacity: slots of an expert for a row, or 0, and then there are blocks of `block`.
+    manual: of these axes those of an enclosing shard_map, in which arrays are a device's own.
     """
 
     rows: tuple[str, ...]
@@ -81,6 +84,7 @@ class Layout:
     count: int
     capacity: int
     block: int
+    manual: frozenset
 
     @property
     def every(self):
@@ -95,22 +99,25 @@ class Layout:
     @property
     def BT(self):
         """Where tokens lie."""
-        return P(self.rows, self.tokens)
+        return P(*(tuple(axis for axis in axes if axis not in self.manual)
+                   for axes in (self.rows, self.tokens)))
 
 
 def through_experts(sharding: Sharding, x_BTD: Hidden, choices_BTA: Choices, gates_BTA: Gates,
                     weights: Mapping, capacity: int = 0, block: int = 0):
     """`expert_parallel` or `dropless`."""
     check_split("EFD", weights["EFD"].shape, sharding.activation("EFD"))
-    B, T, E, F = (flat(sharding.activation(letter)) for letter in "BTEF")
+    B, T, E, F = (axes_of(sharding.activations[letter]) for letter in "BTEF")
     for one, other, inner, outer in ("E", "B", E, B), ("T", "F", T, F):
         if not set(inner) <= set(outer):
             raise ValueError(f"{one} is split over {inner}, and {other} over {outer}: expected "
                              f"{other} to be split over the axes of {one}, too")
-    layout = Layout(B, T, E, F, len(weights["EFD"]), capacity, block)
     mesh = jax.sharding.get_abstract_mesh()
+    manual = frozenset(mesh.manual_axes)
+    count = len(weights["EFD"]) * jax.lax.axis_size(tuple(axis for axis in E if axis in manual))
+    layout = Layout(B, T, E, F, count, capacity, block, manual)
     # JAX takes partial sums out of a shard_map that is manual over a whole mesh of several devices
-    waits = mesh.size > 1 and not mesh.manual_axes
+    waits = mesh.size > 1 and not manual
     used = sharding.weight if waits else sharding.gather
     weights = {letters: used(letters, w, x_BTD.dtype) for letters, w in weights.items()}
     tokens = (jax.reshard(each, layout.BT) for each in (x_BTD, choices_BTA, gates_BTA))
@@ -168,8 +175,9 @@ def gradients_of_experts(layout: Layout, arguments: tuple, dy_BTD: Hidden):
 
     BT, specs = layout.BT, specs_of(weights)
     sums = {letters: P(*spec, unreduced=waits[letters]) for letters, spec in specs.items()}
-    replicas = {letters: tuple(axis for axis in layout.every if axis not in flat(spec))
-                for letters, spec in specs.items()}  # along these, devices have the same weights
+    replicas = {letters: tuple(axis for axis in layout.every  # along which it is the same
+                               if axis not in (*flat(spec), *varies(weights[letters])))
+                for letters, spec in specs.items()}
     given = BT, BT, specs, P(layout.every), BT
     run = shard_map_over_the_rest(in_one(local), given, (BT, BT, sums))
     weights = jax.tree.map(jax.reshard, weights, specs)

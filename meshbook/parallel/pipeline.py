@@ -28,6 +28,7 @@ class Pipeline:
 
     layer(weights, x, each, shared) -> y is one layer. own(i) -> (each, shared) is what this
     device's layers are given besides: for every layer its own, such as a key, and what they share.
+    Microbatch -1 is one of which nobody will use the result.
     Before the first stage and behind the last one all devices work together: enter(i) -> x, what
     the first stage is given; leave(y, i) -> (sums, dy, gradients), of what the last stage found;
     entered(dx, i) -> gradients of what enter made. Gradients and sums are a device's own share, of
@@ -119,8 +120,9 @@ def conveyed(pipeline: Pipeline, weights: Any, x_mBTD: Activation, chunks: int):
     (s, p), m = pipeline.place, len(x_mBTD)
 
     def tick(arrived, t):
-        turn = jnp.clip(t - s, 0, chunks * m - 1)  # beyond that a tick is for nothing
+        turn = jnp.clip(t - s, 0, chunks * m - 1)
         i, chunk = turn // (chunks * p) * p + turn % p, turn // p % chunks
+        i = jnp.where(turn == t - s, i, -1)  # a tick for nothing
         x = jnp.where((s == 0) & (chunk == 0), x_mBTD[i], arrived)
         y = pipeline.stage(jax.tree.map(lambda w: w[chunk if chunks > 1 else 0], weights), x, i)
         return pipeline.up(y), y

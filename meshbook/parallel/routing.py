@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, Num
 
-from meshbook.sharding import shard_map_over_the_rest
+from meshbook.sharding import shard_map_over_the_rest, summed
 
 SCORES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
 NEARLY_ZERO = 1e-20  # beside a sum of scores that are all 0 in float32
@@ -106,25 +106,28 @@ def slots_of(experts_BTA: Int[Array | np.ndarray, "B T A"], experts: int, capaci
     return jax.lax.reshape(slot_BN, (B, T, A), out_sharding=rows)
 
 
-def loads(experts_BTA: Int[Array | np.ndarray, "B T A"], experts: int):
+def loads(experts_BTA: Int[Array | np.ndarray, "B T A"], experts: int,
+          axes: tuple[str, ...] = ()):
     """How many choices of the whole batch each expert has: (E,), float32.
 
-    A number from E on, as of a choice that was dropped, is not counted.
+    A number from E on, as of a choice that was dropped, is not counted. axes: inside a shard_map,
+    those that split tokens.
     """
     is_BTAE = experts_BTA[..., None] == jnp.arange(experts)
-    return is_BTAE.sum((0, 1, 2), dtype=jnp.float32)
+    return summed(is_BTAE.sum((0, 1, 2), dtype=jnp.float32), axes)
 
 
-def balance_loss(routing: Routing):
+def balance_loss(routing: Routing, axes: tuple[str, ...] = ()):
     """E · sum over experts of f · p, each over the whole batch: 1 where experts are used evenly.
 
     f: the share of all choices that an expert has, before any is dropped; p: its mean share of the
     scores, through which the gradient goes. f and p are of all devices' tokens: a sum or a mean of
-    what devices find by themselves is another number.
+    what devices find by themselves is another number. axes: as of `loads`.
     """
-    E = routing.shares_BTE.shape[-1]
-    f_E = loads(routing.experts_BTA, E) / routing.experts_BTA.size
-    return E * (f_E * routing.shares_BTE.mean((0, 1))).sum()
+    E, ways = routing.shares_BTE.shape[-1], jax.lax.axis_size(axes)
+    f_E = loads(routing.experts_BTA, E, axes) / (routing.experts_BTA.size * ways)
+    p_E = summed(routing.shares_BTE.mean((0, 1)), axes) / ways
+    return E * (f_E * p_E).sum()
 
 
 def update_bias(bias_E: Float[Array | np.ndarray, "E"], loads_E: Num[Array | np.ndarray, "E"],
