@@ -66,11 +66,11 @@ def steps_by_chips():
 
 def table_of_layers():
     """A text table: each way of dispatch, what it computes and how long that takes."""
-    rows = [(f"{way}, {'with gradients' if gradients else 'forward'}", f"{each.work:.2f}",
+    rows = [(way, "gradients" if gradients else "forward", f"{each.work:.2f}",
              f"{each.program.clock['step']:.1f} ms",
              f"{each.program.temporaries / 2**30:.2f} GiB")
             for (way, gradients), each in layers_by_dispatch().items()]
-    return text_table(("a layer", "of the useful work", "time", "temporaries"), rows, numbers=1)
+    return text_table(("a layer", "", "work", "time", "temporaries"), rows, numbers=2)
 
 
 def table_of_steps():

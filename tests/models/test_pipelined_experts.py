@@ -74,11 +74,10 @@ def same(state, program, **changes):
 
 
 @pytest.mark.parametrize("schedule, shape, changes", [
-    ("gpipe", (1, 2, 2, 2), {}),
+    ("gpipe", (2, 2, 2, 1), {}),
     ("lockstep", (2, 2, 2, 1), {}),
-    ("ZB-H1", (2, 2, 2, 1), {}),
+    ("ZB-H1", (1, 2, 2, 2), {}),
     ("gpipe", (1, 4, 2, 1), {"remat": "attention", "gated": False, "bias": True}),
-    ("lockstep", (1, 2, 2, 2), {"experts": BIASED}),
     ("ZB-H1", (1, 2, 2, 2), {"experts": BIASED, "bias": True}),
 ])
 def test_every_gradient_is_that_of_one_device(schedule, shape, changes):
@@ -101,4 +100,4 @@ def test_slots_travel_in_every_tick_and_gradients_once(schedule, ticks, trips):
 def test_without_its_part_of_the_loss_a_router_learns_something_else(monkeypatch):
     monkeypatch.setattr("meshbook.models.pipelined.costs_of", lambda *given: {})
     with pytest.raises(proofs.ProofFailed, match="gradient"):
-        same(*in_stages.__wrapped__("gpipe", (1, 2, 2, 2)))
+        same(*in_stages.__wrapped__("gpipe", (2, 2, 2, 1)))
