@@ -66,6 +66,11 @@ def check_stages(program: Program, axis: str):
     if rules.parameters["L"] != axis:
         raise ValueError(f"stages along {axis!r} need layers L that are split over it, as with "
                          f"Sharding.tensor_parallel().in_stages(); found {rules.parameters['L']!r}")
+    rows, given = axes_of(rules.activations["B"]), axes_of(program.rows)
+    if not {*rows} <= {*given}:
+        raise ValueError(f"the rules split rows over {', '.join(rows)}, and batches are split over "
+                         f"{', '.join(given) or 'nothing'}: expected create_state(..., "
+                         f"rows={rows})")
     if axes := axes_of(rules.activations["T"]):
         raise ValueError(f"a stage needs all tokens of a row; found T split over {', '.join(axes)}")
 

@@ -66,7 +66,7 @@ def steps_by_chips():
 
 def table_of_layers():
     """A text table: each way of dispatch, what it computes and how long that takes."""
-    rows = [(way, "gradients" if gradients else "forward", f"{each.work:.2f}",
+    rows = [(way, "with gradients" if gradients else "forward", f"{each.work:.2f}",
              f"{each.program.clock['step']:.1f} ms",
              f"{each.program.temporaries / 2**30:.2f} GiB")
             for (way, gradients), each in layers_by_dispatch().items()]

@@ -101,3 +101,12 @@ def test_without_its_part_of_the_loss_a_router_learns_something_else(monkeypatch
     monkeypatch.setattr("meshbook.models.pipelined.costs_of", lambda *given: {})
     with pytest.raises(proofs.ProofFailed, match="gradient"):
         same(*in_stages.__wrapped__("gpipe", (2, 2, 2, 1)))
+
+
+def test_batches_that_are_split_otherwise_than_the_rules_say_are_refused():
+    state = create_state(lambda: Decoder(SMALL, RULES, rngs=nnx.Rngs(0)),
+                         optax.sgd(0.1, momentum=0.0), make_mesh((1, 2, 2, 2), AXES),
+                         loss=pipelined(gpipe, PARTS))
+    with pytest.raises(ValueError, match="over batch, expert, and batches are split over batch: "
+                                         "expected create_state"):
+        compile_step(state, state.program.place(batch_of()), KEY)
