@@ -20,6 +20,7 @@ start: $(START)/installed-$(VERSION)  ## the preface alone, on the terminal
 
 book: $(VENV)/installed-$(VERSION)  ## execute every chapter, build the site
 	@rm -rf _build/.doctrees _build/html
+	@find _build/compiled -type f -mtime +7 -delete 2>/dev/null || true
 	@$(BIN)/jupyter-book build . -q -n -W --keep-going
 	@echo "The book is at $(CURDIR)/_build/html/index.html"
 

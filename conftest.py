@@ -1,16 +1,11 @@
 """Programs of tests, and of notebooks under test, are compiled as fast as XLA can.
 
 What a proof reads, and what a page asserts, holds for them and for those of the book.
-(JAX's compilation cache does not help here: to keep a CPU program costs several times as much as
-to compile it so.)
 """
 import gc
 import os
 
 gc.set_threshold(1_000_000, 20, 50)  # JAX makes many objects and few circles: it took a tenth
-
-# JAX reads it when it is imported. What is compiled goes without the lines of Python that made it.
-os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
 import argument_types  # noqa: E402
 

@@ -18,7 +18,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import jax
 from jax.extend import backend
 
-from meshbook.hlo.options import ON_CPUS, flags
+from meshbook.hlo.options import ON_CPUS, flags, keep_programs
 
 SIZES = ("full", "laptop", "test")
 # Eight simulated devices on two cores may keep each other waiting for long; whoever
@@ -32,13 +32,14 @@ PATIENCE = {
 def start(devices: int = 8, quick: bool = False):
     """Give this process at least `devices` devices, and say in one line what it has.
 
-    Accelerators are used when there are enough of them; otherwise the devices are
-    simulated on the CPU. `quick` has CPU programs compiled in a third of the time and
-    less optimised, for a page whose programs run a few times each. Returns the list of
-    devices. Call it before any other JAX operation. Raises RuntimeError where JAX
-    already runs with fewer devices, and ValueError for an unknown MESHBOOK_SIZE.
+    Accelerators are used when there are enough of them; otherwise the devices are simulated on the
+    CPU. `quick` has CPU programs compiled in a third of the time and less optimised, for a page
+    whose programs run a few times each. Programs are kept for the next run. Returns the list of
+    devices. Call it before any other JAX operation. Raises RuntimeError where JAX runs with fewer
+    devices, ValueError for an unknown MESHBOOK_SIZE.
     """
     _quiet()
+    keep_programs(_built("compiled"))
     _simulate(devices, ON_CPUS if quick else {})
     found = jax.devices()
     if len(found) < devices and found[0].platform != "cpu":
@@ -49,8 +50,7 @@ def start(devices: int = 8, quick: bool = False):
         raise RuntimeError(
             f"start({devices}) needs {devices} devices, but JAX already runs with "
             f"{len(found)} ({found[0].platform}): restart the kernel and call "
-            "start() before any other JAX operation"
-        )
+            "start() before any other JAX operation")
     jax.config.update("jax_disable_most_optimizations", quick and found[0].platform == "cpu")
     print(_summary(found))
     return found
@@ -59,8 +59,8 @@ def start(devices: int = 8, quick: bool = False):
 def sized(full: Any, *, laptop: Any, test: Any):
     """Return the value for this run's size: `full`, `laptop` or `test`.
 
-    MESHBOOK_SIZE chooses. Without it the size is full on accelerators, and laptop
-    on CPU devices. Raises ValueError for any other MESHBOOK_SIZE.
+    MESHBOOK_SIZE chooses. Without it the size is full on accelerators, and laptop on CPU devices.
+    Raises ValueError for any other MESHBOOK_SIZE.
     """
     return {"full": full, "laptop": laptop, "test": test}[_size()]
 
@@ -84,13 +84,8 @@ def folded(summary: str, code: str, language: str = "text"):
 
 
 def profiles():
-    """The folder of the runs that chapters trace, where `make tensorboard` looks for them.
-
-    It is `_build/profiles` of the repository, wherever a notebook runs; where helpers is
-    installed without the repository, `_build/profiles` of the working directory.
-    """
-    root = pathlib.Path(__file__).resolve().parent
-    return (root if (root / "_toc.yml").exists() else pathlib.Path.cwd()) / "_build" / "profiles"
+    """The folder of the runs that chapters trace, where `make tensorboard` looks for them."""
+    return _built("profiles")
 
 
 def refused(function: Callable, *args: Any, by: type[Exception] = Exception, **kwargs: Any):
@@ -159,6 +154,12 @@ class Fold(Fence):
         return f"<details><summary>{summary}</summary>\n\n{fence}\n\n</details>"
 
 
+def _built(name):
+    """A folder of what runs leave behind: in the repository, or in the working directory."""
+    root = pathlib.Path(__file__).resolve().parent
+    return (root if (root / "_toc.yml").exists() else pathlib.Path.cwd()) / "_build" / name
+
+
 def _quiet():
     """Keep notices about absent hardware and absent widgets out of the pages."""
     for name in ("jax", "absl", "orbax"):
@@ -196,5 +197,4 @@ def _summary(found):
         f"jax {version('jax')}, flax {version('flax')}",
         f"{len(found)} {kind} device{'s' if len(found) > 1 else ''}",
         f"size {_size()}",
-        f"data {os.path.basename(os.path.normpath(data))}" if data else "data embedded",
-    ])
+        f"data {os.path.basename(os.path.normpath(data))}" if data else "data embedded"])

@@ -26,6 +26,7 @@ from benchmarks.bench_dispatch import object_step
 from benchmarks.odds_kernel import kernel_odds
 from meshbook.hlo.flops import work
 from meshbook.hlo.memory import memory_traffic
+from meshbook.hlo.options import keep_programs
 from meshbook.models import MiniGPT, ViT
 from meshbook.models.fast import FastMiniGPT, FastViT, class_token_saving, train_steps
 from meshbook.models.fused_loss import one_pass_cross_entropy
@@ -180,13 +181,6 @@ def describe():
     limits = device.memory_stats() or {}
     return {"platform": device.platform, "device": device.device_kind,
             "devices": jax.device_count(), "memory limit": limits.get("bytes_limit")}
-
-
-def keep_programs(folder):
-    """Keep compiled programs in a folder: what is compiled for its facts is then just called."""
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def main(descriptor):

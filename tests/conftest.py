@@ -2,13 +2,17 @@
 
 The types of the package's arguments are checked whenever a test calls it.
 """
+from pathlib import Path
+
 import jax
 import pytest
 
+from meshbook.hlo.options import keep_programs
 from meshbook.sharding import make_mesh
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
+keep_programs(Path(__file__).resolve().parents[1] / "_build" / "compiled")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,7 @@
-"""How programs that run a few times are compiled: in less time, with the same collectives."""
+"""How programs that run a few times are compiled: in less time, with the same collectives, or once.
+"""
+import os
+import warnings
 from collections.abc import Mapping
 
 import jax
@@ -11,6 +14,13 @@ ON_CPUS = {"xla_cpu_parallel_codegen_split_count": 1}
 if jaxlib.__version__.startswith("0.10."):
     ON_CPUS["xla_cpu_use_fusion_emitters"] = False
 FAST = {"xla_backend_optimization_level": 0} | ON_CPUS  # and without LLVM's optimisation
+
+KEPT = {
+    "jax_persistent_cache_min_compile_time_secs": 0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+    "jax_compilation_cache_include_metadata_in_key": True,
+    "jax_traceback_in_locations_limit": 0,
+}
 
 
 def flags(options: Mapping):
@@ -26,3 +36,19 @@ def compiled_fast(mesh: Mesh | None = None) -> dict:
     """
     device = mesh.devices.flat[0] if mesh else jax.devices()[0]
     return FAST if device.platform == "cpu" else {}
+
+
+def keep_programs(folder: str | os.PathLike):
+    """Have JAX keep all programs that it compiles in this folder, and look for them there first.
+
+    What is found has the same text, names included, as what would be compiled: a program is known
+    by its operations, their names, the compiler and its options. It has no lines of Python, which
+    are others in every notebook. Where JAX has a folder already, that stays.
+    """
+    if jax.config.jax_compilation_cache_dir:
+        return
+    for name, value in KEPT.items():
+        jax.config.update(name, value)
+    jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
+    # Another process may be writing it at this moment. Then it is compiled once more.
+    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")

@@ -97,17 +97,9 @@ def test_the_cells_are_those_of_the_sources():
     assert (vit.config.embed, gpt.config.padded) == (384, 50_304)
 
 
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    """Programs that are compiled once for their facts are there when they are called, for a moment."""
-    monkeypatch.setattr(accelerator_worker, "SECONDS", 0.01)
-    accelerator_jax.keep_programs(tmp_path)
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
-
-
 @pytest.mark.parametrize("cell", [VIT, GPT], ids=lambda cell: cell.model)
-def test_every_contestant_of_jax_runs_and_says_what_it_costs(cell, cache):
+def test_every_contestant_of_jax_runs_and_says_what_it_costs(cell, monkeypatch):
+    monkeypatch.setattr(accelerator_worker, "SECONDS", 0.01)
     found = accelerator_jax.prepare(cell)
     assert not {name: each for name, each in found.items() if isinstance(each, Exception)}
     timers = {name: timer for name, (timer, _) in found.items()}

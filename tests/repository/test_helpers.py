@@ -64,6 +64,14 @@ def test_a_quick_start_optimises_less_and_keeps_what_was_asked_for():
     assert "False" in run(code.format("start(quick=True); start()")).stdout
 
 
+def test_start_keeps_programs_in_the_repository_unless_jax_has_a_folder_for_them(tmp_path):
+    code = "import jax\nfrom helpers import start\nstart(1)\nprint({})"
+    code = code.format("jax.config.jax_compilation_cache_dir")
+    assert run(code).stdout.splitlines()[-1] == str(ROOT / "_build" / "compiled")
+    given = run(code, JAX_COMPILATION_CACHE_DIR=str(tmp_path)).stdout
+    assert given.splitlines()[-1] == str(tmp_path)
+
+
 def test_start_names_the_data_folder_but_not_where_it_is():
     done = run("from helpers import start\nstart(1)", MESHBOOK_DATA="/somewhere/cifar/")
     assert "data cifar" in done.stdout and "somewhere" not in done.stdout
