@@ -1,5 +1,4 @@
-"""How programs that run a few times are compiled: in less time, with the same collectives, or once.
-"""
+"""How programs are compiled: in less time where they run a few times, and once for all runs."""
 import os
 import warnings
 from collections.abc import Mapping
