@@ -1,9 +1,11 @@
 """Execute the pages that the cache does not have, two at a time, before Sphinx reads any.
 
-A page that measures time says `execution: {alone: true}` in its header, and runs when no other
-does. `seconds`, there too, says about how long a page takes: the longest begin first.
+A cell that measures time has the tag `alone`: while it runs, no other page does. Pages with such
+cells come last. `execution: {seconds: N}` in a page's header says about how long it takes: of the
+others the longest begin first.
 """
 
+import multiprocessing
 import traceback
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -16,6 +18,46 @@ from jupyter_cache.executors.utils import single_nb_execution
 from myst_nb.core.read import create_nb_reader
 
 TOGETHER = 2
+turns = None  # this process's, where pages are executed in several
+
+
+class Turns:
+    """The machine's places, for as many pages as run together: one each, or all of them for one.
+
+    gate: only who holds it may wait for places, so that nobody passes whoever waits for all.
+    """
+
+    def __init__(self, gate, free, places):
+        self.gate, self.free, self.places, self.held = gate, free, places, 0
+
+    def take(self, places):
+        """Give up the places that this page has, and wait for so many."""
+        self.give()
+        with self.gate:
+            while self.held < places:
+                self.free.acquire()
+                self.held += 1
+
+    def give(self):
+        """Give up all places that this page has."""
+        while self.held:
+            self.held -= 1
+            self.free.release()
+
+    def before(self, cell, cell_index):
+        """Take what this cell needs."""
+        self.take(self.places if is_alone(cell) else 1)
+
+
+def is_alone(cell):
+    """Whether nothing else may run while this cell does."""
+    return "alone" in cell.metadata.get("tags", ())
+
+
+def begin(*shared):
+    """In a new process: share the machine's places with the others."""
+    global turns
+    turns = Turns(*shared)
 
 
 @dataclass
@@ -32,9 +74,10 @@ class Page:
     error: tuple | None = None
 
     @property
-    def wants(self):
-        """What the page's header says of its execution."""
-        return self.notebook.metadata.get("execution", {})
+    def place(self):
+        """Its place in the order: with cells that run alone last, else the longest first."""
+        header = self.notebook.metadata.get("execution", {})
+        return any(map(is_alone, self.notebook.cells)), -header.get("seconds", 0)
 
 
 def read(env, name):
@@ -56,12 +99,15 @@ def stale(env, names, cache):
 
 def execute(page, timeout):
     """Run a page's cells in a kernel of its own, in its folder; returns the page with outputs."""
+    turns.take(1)  # a kernel's start is work, too
     try:
         result = single_nb_execution(page.notebook, cwd=str(page.path.parent), timeout=timeout,
-                                     allow_errors=False)
+                                     allow_errors=False, on_cell_execute=turns.before)
     except Exception as error:  # the kernel died, or never began
         page.error = type(error).__name__, traceback.format_exc()
         return page
+    finally:
+        turns.give()
     page.seconds = result.time
     if result.err is not None:
         page.error = type(result.err).__name__, result.exc_string
@@ -69,18 +115,13 @@ def execute(page, timeout):
 
 
 def execute_all(pages, timeout, together=TOGETHER):
-    """Run pages side by side, the longest first, and then those alone that measure time.
-
-    Yields each page when it is done.
-    """
-    alone = [page for page in pages if page.wants.get("alone")]
-    shared = [page for page in pages if not page.wants.get("alone")]
-    shared.sort(key=lambda page: -page.wants.get("seconds", 0))
-    for group, workers in ((shared, together), (alone, 1)):
-        with ProcessPoolExecutor(workers) as pool:
-            running = [pool.submit(execute, page, timeout) for page in group]
-            for each in as_completed(running):
-                yield each.result()
+    """Run pages side by side; yields each when it is done."""
+    shared = multiprocessing.Lock(), multiprocessing.Semaphore(together), together
+    with ProcessPoolExecutor(together, initializer=begin, initargs=shared) as pool:
+        running = [pool.submit(execute, page, timeout)
+                   for page in sorted(pages, key=lambda page: page.place)]
+        for each in as_completed(running):
+            yield each.result()
 
 
 def keep(page, cache):
