@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P, SingleDeviceSharding
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
 from meshbook.hlo.collectives import Moved, Traffic, collectives
 from meshbook.hlo.flops import work
@@ -149,10 +150,8 @@ def topology(name: str):
                          f"{', '.join(TOPOLOGIES)}") from error
 
 
-def tpu_mesh(
-    name: str, shape: Sequence[int], axis_names: Sequence[str] = ("batch", "model"),
-    axis_types: AxisType = AxisType.Explicit,
-):
+def tpu_mesh(name: str, shape: Sequence[int], axis_names: Sequence[str] = ("batch", "model"),
+             axis_types: AxisType = AxisType.Explicit):
     """A mesh of the first devices of a TPU that is not here.
 
     Raises ValueError where the topology has too few devices, and what `topology` raises.
@@ -160,8 +159,9 @@ def tpu_mesh(
     needed, devices = math.prod(shape), topology(name)
     if needed > len(devices):
         raise ValueError(f"mesh {tuple(shape)} needs {needed} devices; {name} has {len(devices)}")
-    types = (axis_types,) * len(shape)
-    return jax.make_mesh(tuple(shape), axis_names, axis_types=types, devices=devices[:needed])
+    placed = mesh_utils.create_device_mesh(  # a mesh axis may have a part of one of the torus
+        tuple(shape), devices[:needed], allow_split_physical_axes=True)
+    return Mesh(placed, tuple(axis_names), axis_types=(axis_types,) * len(shape))
 
 
 @contextlib.contextmanager

@@ -19,6 +19,23 @@ def axes_of(rule: str | tuple[str, ...] | None):
     return (rule,) if isinstance(rule, str) else tuple(rule or ())
 
 
+def axis_sizes(text: str):
+    """{axis: devices along it} of a mesh as one writes it: "batch=4,model=2".
+
+    `data` is another name for the axis `batch`. Raises ValueError for another form, for an axis
+    that comes twice, and for a size below 1.
+    """
+    sizes = {}
+    for part in filter(None, text.split(",")):
+        name, _, size = (each.strip() for each in part.partition("="))
+        name = "batch" if name == "data" else name
+        if not name.isidentifier() or not size.isdecimal() or int(size) < 1 or name in sizes:
+            raise ValueError("a mesh is written as axes with their sizes, each once, such as "
+                             f"data=4,model=2; found {text!r}, and in it {part!r}")
+        sizes[name] = int(size)
+    return sizes
+
+
 def make_mesh(shape: Sequence[int], axis_names: Sequence[str] = ("batch", "model"),
               axis_types: AxisType | tuple[AxisType, ...] = AxisType.Explicit):
     """A mesh of the first devices, one name and one type an axis.

@@ -158,6 +158,30 @@ def evaluate(
     return {"loss": loss / count, "accuracy": right / count}
 
 
+@jax.jit
+def metrics_of(state: TrainState, batch: Mapping[str, Array | np.ndarray]):
+    """The metrics of the loss that is trained, dropout off."""
+    program = state.program
+    return program.loss(state.params, program, batch)[1]
+
+
+def mean_metrics(state: TrainState, batches: Iterable[Mapping[str, Array | np.ndarray]]):
+    """Means of the loss's metrics over whole batches, with dropout and augmentation off.
+
+    Of any loss, also in microbatches or by a pipeline, which `evaluate` and its weights are
+    not. Raises ValueError where there is no batch.
+    """
+    found = []
+    for batch in batches:
+        batch = state.program.place(batch)
+        with jax.set_mesh(state.program.mesh):
+            found.append(metrics_of(state, batch))
+        jax.block_until_ready(found[-2:-1])  # the host is one batch ahead
+    if not found:
+        raise ValueError("mean_metrics() needs at least one batch; the iterator was empty")
+    return jax.tree.map(lambda *values: float(np.mean(values)), *jax.device_get(found))
+
+
 def fit(
     state: TrainState, batches: Iterable[Mapping[str, Array | np.ndarray]],
     key: jax.Array, on_step: Callable | None = None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -252,6 +252,28 @@ def abstract_state(
 
     layouts = P(), *program.specs
     return TrainState(*jax.tree.map(lay_out, arrays, layouts), program)
+
+
+def laid_out(state: TrainState, make_model: Callable, rows: str | tuple[str, ...] = "batch"):
+    """These parameters as the rules of another model say, which has the same: for reading only.
+
+    A text is written by layers that no axis splits, whatever split them in training. The moments
+    stay behind. make_model, rows: of `create_state`. Raises ValueError for other parameters.
+    """
+    old = state.program
+    with jax.set_mesh(old.mesh):
+        program = take_apart(make_model, old.optimizer, old.mesh, old.prepare, rows=rows)
+    shapes = lambda tree: {jax.tree_util.keystr(path): leaf.shape
+                           for path, leaf in jax.tree.leaves_with_path(tree)}
+    found, expected = shapes(state.params), shapes(nested(program.variables))
+    if found != expected:
+        name = min(name for name in found | expected if found.get(name) != expected.get(name))
+        raise ValueError(f"expected the parameters of the other model, found others: {name} has "
+                         f"the shape {found.get(name, 'of none')} here, and "
+                         f"{expected.get(name, 'of none')} there")
+    layouts = jax.tree.map(partial(NamedSharding, old.mesh), program.specs[0])
+    return replace(state, params=jax.device_put(state.params, layouts), opt_state={},
+                   program=program)
 
 
 def initial_arrays(make_model: Callable, program: Program):

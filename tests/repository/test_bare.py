@@ -46,8 +46,9 @@ def brought_along(*names):
 def blocked():
     """The names of all that is installed here and not there."""
     same, there = lambda name: re.sub(r"[-_.]+", "-", name).lower(), brought_along(*BARE)
+    asked_for = {"typeguard"}  # jaxtyping asks whether it is there, and goes on without
     return sorted({name for name, owners in packages_distributions().items()
-                   if not {same(owner) for owner in owners} & there} - OURS)
+                   if not {same(owner) for owner in owners} & there} - OURS - asked_for)
 
 
 def imported(*modules):

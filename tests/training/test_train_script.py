@@ -1,0 +1,79 @@
+"""train.py as a reader starts it: any model on any mesh, stopped and gone on with, and refusals."""
+import re
+
+import pytest
+import train
+from meshbook.saving.runs import read_metrics
+
+SHORT = ("--steps 6 --warmup 2 --save-every 3 --validate-every 3 --validation-batches 2 "
+         "--batch 8 --sample 8 ")
+SMALL = SHORT + "--model.embed 16 --model.hidden 32 --model.heads 4 --model.layers 2 "
+TEXT = SMALL + "--data grammar --model.tokens 16 "
+EXPERTS = TEXT + "--batch 16 --model.latent 8 --model.rotary 4 "
+
+
+def run(command, folder, name="run"):
+    """What a run printed, and its metrics as {name: [value of each step]}."""
+    train.main([*command.split(), "--out", str(folder), "--run", name])
+    return {name: list(values.values())
+            for name, values in read_metrics(folder / name / "metrics").items()}
+
+
+@pytest.mark.parametrize("command", [
+    "laptop " + TEXT,
+    "laptop " + TEXT + "--mesh data=4,model=2 --rules fully_sharded --microbatches 2",
+    "laptop " + TEXT + "--mesh data=2,context=2",
+    "jaxformer-laptop " + EXPERTS + "--mesh data=2,expert=2,model=2",
+    "jaxformer-laptop " + EXPERTS + "--model.layers 4 --schedule zero-bubble",
+    "vit-cifar " + SMALL + "--data digits --model.patch 16 --mesh data=2,model=2 "
+    "--rules tensor_parallel",
+    "minigpt-tinystories " + TEXT + "--mesh data=8",
+])
+def test_any_model_trains_on_any_mesh(command, tmp_path, capsys):
+    metrics = run(command, tmp_path)
+    assert len(metrics["loss"]) == 6 and len(metrics["validation_loss"]) == 2
+    assert metrics["validation_loss"][1] < metrics["validation_loss"][0]
+    said = capsys.readouterr().out
+    assert ("step 6: By the sea" in said or "step 6: Once upon" in said) == ("vit" not in command)
+
+
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, capsys, monkeypatch):
+    command = "laptop " + TEXT + "--mesh data=2,model=2 --rules tensor_parallel "
+    whole = run(command, tmp_path, "whole")
+
+    def stopped_at_4(state, held):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "write", lambda *_: "nothing")
+        patch.setattr(train, "mean_metrics", stopped_at_4)
+        with pytest.raises(KeyboardInterrupt):
+            run(command + "--validate-every 4", tmp_path)
+    assert sorted(path.name for path in (tmp_path / "run").glob("[0-9]*")) == ["3"]
+    again = run(command, tmp_path)
+    assert again["loss"] == whole["loss"]
+    assert again["validation_loss"][-1] == whole["validation_loss"][-1]
+    assert "to go on: --run run" in capsys.readouterr().out
+
+
+def test_steps_are_traced_when_somebody_asks(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "profile").touch()
+    run("laptop " + TEXT, tmp_path)
+    assert not (tmp_path / "run" / "profile").exists()
+    assert list((tmp_path / "run" / "profiles").glob("**/*.xplane.pb"))
+
+
+@pytest.mark.parametrize("flags, said", [
+    ("--mesh data=4,data=2", "each once, such as data=4,model=2; found 'data=4,data=2'"),
+    ("--mesh data", "found 'data', and in it 'data'"),
+    ("--mesh data=0", "found 'data=0'"),
+    ("--mesh rows=2", "expected mesh axes among data, stage, model, expert, context; found rows"),
+    ("--data digits", "--data digits is not for this model: expected a folder, or one of gramm"),
+    ("--mesh data=3", "does not divide over mesh axis"),
+    ("--mesh model=8 --rules tensor_parallel", "does not divide over mesh axis 'model'"),
+    ("--data nowhere", "expected GPT-2's vocab.bpe there"),
+])
+def test_what_cannot_be_is_refused_in_a_sentence(flags, said, tmp_path):
+    with pytest.raises((ValueError, FileNotFoundError), match=re.escape(said)):
+        run("laptop " + TEXT.replace("--data grammar ", "") + flags, tmp_path)
