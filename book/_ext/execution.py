@@ -116,8 +116,9 @@ def execute(page, timeout):
 
 def execute_all(pages, timeout, together=TOGETHER):
     """Run pages side by side; yields each when it is done."""
-    shared = multiprocessing.Lock(), multiprocessing.Semaphore(together), together
-    with ProcessPoolExecutor(together, initializer=begin, initargs=shared) as pool:
+    new = multiprocessing.get_context("spawn")  # a fork of a process with threads may never go on
+    shared = new.Lock(), new.Semaphore(together), together
+    with ProcessPoolExecutor(together, new, initializer=begin, initargs=shared) as pool:
         running = [pool.submit(execute, page, timeout)
                    for page in sorted(pages, key=lambda page: page.place)]
         for each in as_completed(running):
