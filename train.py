@@ -81,7 +81,7 @@ class Config:
         return not isinstance(self.model, ViTConfig)
 
 
-small = DecoderConfig(tokens=128, embed=96, hidden=256, heads=4, layers=4)
+small = DecoderConfig(640, tokens=128, embed=96, hidden=256, heads=4, layers=4)
 latent = replace(small, period=2, latent=32, rotary=16, gated=False, bias=True)
 few = ExpertSizes(8, 2, shared=64, capacity=1.5, router="sigmoid", auxiliary=1e-4)
 large = DecoderConfig.jaxformer(experts=JAXFORMER, dtype=jnp.bfloat16, remat="all", by_row=True)
@@ -217,6 +217,7 @@ def dry_run(config: Config):
     """Compile the step for a TPU that is not here, and say what the run would take."""
     from meshbook.planning.dry_runs import compile_run, said_of
 
+    jax.config.update("jax_platforms", "cpu")  # libtpu would look for a TPU
     B, side, axes = config.batch, getattr(config.model, "image", 0), axes_of_mesh(config.mesh)
     if config.is_text:
         names, prepare = ("inputs", "labels", "segments", "positions"), as_it_is

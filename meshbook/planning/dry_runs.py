@@ -52,9 +52,10 @@ def said_of(made: Compilation, parameters: int, steps: int, labels: Sequence[int
     if made.clock is None:
         return "\n".join([*lines, "time       the compiler's clock has none for this program"])
     step, exposed = made.clock["step"], made.clock["exposed"]
-    days, count = steps * step / 1e3 / 86_400, steps * math.prod(labels)
+    hours, count = steps * step / 1e3 / 3_600, steps * math.prod(labels)
+    takes = f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.1f} days"
     what = "tokens" if len(labels) == 2 else "images"
     lines += [f"time       {step:,.0f} ms a step by the compiler's clock, {exposed:,.0f} of them "
               f"waiting for links; {made.flops / (step / 1e3) / chip.flops:.0%} of the peak",
-              f"the run    {steps:,} steps, {count:,} {what}, {days:.1f} days"]
+              f"the run    {steps:,} steps, {count:,} {what}, {takes}"]
     return "\n".join(lines)

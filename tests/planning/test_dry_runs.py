@@ -29,7 +29,8 @@ def test_memory_wire_work_and_time_are_those_of_the_program():
         # of 23 TFLOP/s that a core of a TPU v2 does
         "time       11 ms a step by the compiler's clock, 1 of them waiting for links; "
         f"{68_269_768_704 / 10.962e-3 / 23e12:.0%} of the peak",
-        f"the run    1,000,000 steps, 128,000,000 images, {1e6 * 10.962e-3 / 86_400:.1f} days"]
+        f"the run    1,000,000 steps, 128,000,000 images, {1e6 * 10.962e-3 / 3_600:.1f} hours"]
+    assert said_of(made, 7, 10**8, (128,)).endswith(f"images, {1e8 * 10.962e-3 / 86_400:.1f} days")
     assert "1,000 steps, 2,048,000 tokens" in said_of(made, 7, 1_000, (128, 16))
 
 
