@@ -1,13 +1,16 @@
 """The decoder once more, for one device, as plainly as can be: nothing of `models.decoder` is here.
 
 Layers are unrolled, positions are turned with complex numbers, keys and values are made for every
-head. Sizes are those of the parameters, nested dicts with the names that the model gives them.
+head, and every expert computes every token. Sizes are those of the parameters, nested dicts with
+the names that the model gives them.
 
-Sources: as in `meshbook.models.heads` and `meshbook.models.decoder`.
+Sources: as in `meshbook.models.heads`, `meshbook.models.decoder` and `meshbook.parallel.routing`.
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +28,20 @@ def decoder(
     positions: Int[Array | np.ndarray, "B T"] | None = None,
 ):
     """The language model's logits (B, T, V), V padded; with a key, dropout at this rate."""
+    return decoder_with_experts(params, tokens_BT, None, rate, key, segments, positions)[0]
+
+
+def decoder_with_experts(
+    params: Mapping, tokens_BT: Int[Array | np.ndarray, "B T"], sizes: Any,
+    rate: int | float = 0.0, key: jax.Array | None = None,
+    segments: Int[Array | np.ndarray, "B T"] | None = None,
+    positions: Int[Array | np.ndarray, "B T"] | None = None,
+):
+    """The same, and (balance, chosen_BTE, kept_BTE) of each layer that has experts.
+
+    sizes: of the experts, an ExpertSizes with a capacity, or None; chosen, kept: which experts a
+    token goes to, and which of them have room for it.
+    """
     params, (B, T) = jax.tree.map(jnp.asarray, params), tokens_BT.shape
     at_BT = jnp.broadcast_to(jnp.arange(T), (B, T)) if positions is None else positions
     sees = jnp.tril(jnp.ones((T, T), bool))
@@ -32,7 +49,7 @@ def decoder(
         sees = sees & (segments[:, :, None] == segments[:, None, :])
     x_BTD = params["token_VD"][tokens_BT]
     period = len(params["layers"])
-    count = len(params["layers"]["0"]["norm1"]["scale_D"])
+    count, of_experts = len(params["layers"]["0"]["norm1"]["scale_D"]), []
     for number, key in enumerate(folded(key, count * period)):
         stacked = params["layers"][str(number % period)]
         p, keys = jax.tree.map(lambda x: x[number // period], stacked), folded(key, 2)
@@ -41,9 +58,14 @@ def decoder(
         y_BTD = look(p["attention"], normalised(p["norm1"], x_BTD),
                      at_BT if has_positions else None, sees)
         x_BTD = x_BTD + dropped(y_BTD, rate, keys[0])
-        y_BTD = feed_forward(p["mlp"], normalised(p["norm2"], x_BTD))
+        normed_BTD = normalised(p["norm2"], x_BTD)
+        y_BTD = feed_forward(p["mlp"], normed_BTD) if "mlp" in p else 0
+        if "experts" in p:
+            more_BTD, *found = experts(p["experts"], normed_BTD, sizes)
+            y_BTD = y_BTD + more_BTD
+            of_experts.append(found)
         x_BTD = x_BTD + dropped(y_BTD, rate, keys[1])
-    return normalised(params["norm"], x_BTD) @ params["token_VD"].T
+    return normalised(params["norm"], x_BTD) @ params["token_VD"].T, of_experts
 
 
 def normalised(p: Mapping, x_BTD: Float[Array, "... D"]):
@@ -97,6 +119,32 @@ def brought_together(p: Mapping, scores: Float[Array, "B H T s"], sees: Array,
     weights = jax.nn.softmax(jnp.where(sees, scores, -jnp.inf), -1)
     y = jnp.einsum("bhts,bshk->bthk", weights, v)
     return jnp.einsum("bthk,hkd->btd", y, p["w_out_HKD"]) + p.get("b_out_D", 0)
+
+
+def experts(p: Mapping, x_BTD: Float[Array, "B T D"], sizes: Any):
+    """What all experts make of all tokens, by gates that are 0 for what was not chosen or dropped.
+
+    Returns (y_BTD, balance, chosen_BTE, kept_BTE). An expert is chosen if less than A are better,
+    and has room for a token if less than C tokens of its row before it chose it, too.
+    """
+    score_BTE = x_BTD @ p["w_router_DC"] + p.get("b_router_C", 0)
+    score_BTE = (jax.nn.sigmoid if sizes.router == "sigmoid" else jax.nn.softmax)(score_BTE)
+    rated_BTE, (T, E) = score_BTE + p.get("b_choice_C", 0), score_BTE.shape[1:]
+    one, other = rated_BTE[..., :, None], rated_BTE[..., None, :]
+    earlier_EE = jnp.tri(E, k=-1, dtype=bool)  # of equals, the first
+    chosen_BTE = ((other > one) | (other == one) & earlier_EE).sum(-1) < sizes.active
+    C = min(math.ceil(round(sizes.capacity * sizes.active * T / E, 9)), T)
+    kept_BTE = chosen_BTE & (jnp.tri(T, k=-1) @ chosen_BTE < C)
+    gate_BTE = score_BTE / (score_BTE * chosen_BTE).sum(-1, keepdims=True)
+    gate_BTE = score_BTE if sizes.active == 1 else gate_BTE
+    h = jnp.einsum("btd,edsf->sbtef", x_BTD, p["w_in_EDSF"])
+    if "b_in_ESF" in p:
+        h = h + p["b_in_ESF"].swapaxes(0, 1)[:, None, None]
+    h = jax.nn.gelu(h[0]) if len(h) == 1 else h[0] * jax.nn.sigmoid(h[0]) * h[1]
+    y_BTED = jnp.einsum("btef,efd->bted", h, p["w_out_EFD"]) + p.get("b_out_ED", 0)
+    share_BTE = score_BTE / score_BTE.sum(-1, keepdims=True)
+    f_E, p_E = chosen_BTE.mean((0, 1)) / sizes.active, share_BTE.mean((0, 1))
+    return ((kept_BTE * gate_BTE)[..., None] * y_BTED).sum(2), E * f_E @ p_E, chosen_BTE, kept_BTE
 
 
 def feed_forward(p: Mapping, x_BTD: Float[Array, "B T D"]):
