@@ -54,7 +54,8 @@ def test_logits_are_those_of_every_expert_on_every_token(name, key):
 def test_loads_before_and_after_dropping_are_counted_alike(name):
     state = made(name)
     with jax.set_mesh(state.program.mesh):
-        found = jax.device_get(loads_of(state, state.program.place({"inputs": TOKENS, "labels": TOKENS})))
+        batch = state.program.place({"inputs": TOKENS, "labels": TOKENS})
+        found = jax.device_get(loads_of(state, batch))
     _, each = decoder_with_experts(jax.device_get(state.params), TOKENS, CONFIGS[name].experts)
     assert found.before_E.shape[0] == len(each)
     for before_E, after_E, balance, (expected, chosen_BTE, kept_BTE) in zip(
