@@ -97,10 +97,17 @@ def test_no_documents_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_vocabulary_beyond_16_bits_is_refused(tmp_path):
-    ranks = {b"%d" % i if i > 255 else bytes([i]): i for i in range(1 << 16)}
-    with pytest.raises(ValueError, match="at most 65,536"):
-        tokens.write_tokens(TEXTS, vocabulary.encoding_of("large", ranks), tmp_path / "x")
+@pytest.mark.parametrize("size, dtype", [(65_535, np.uint16), (65_536, np.uint32)])
+def test_a_vocabulary_beyond_16_bits_is_stored_in_32(tmp_path, size, dtype):
+    """The last token of a vocabulary is END: with 65,536 others it is number 65,536."""
+    ranks = {bytes([i]) if i < 256 else b"%d" % i: i for i in range(size)}
+    large = vocabulary.encoding_of("large", ranks)
+    tokens.write_tokens(["a", "60000", "65535", "xyz"], large, tmp_path / "x")
+    read = tokens.read_tokens(tmp_path / "x", large)
+    assert read.ids.dtype == dtype and read.ids[0] == size and len(read) == 4
+    assert large.decode(read.ids.tolist()) == f"{END}a{END}60000{END}65535{END}xyz{END}"
+    packed = token_files.pack(np.asarray(read.ids), size, read.vocabulary)
+    assert packed == (tmp_path / "x").read_bytes()
 
 
 def test_another_vocabulary_is_refused(path):
