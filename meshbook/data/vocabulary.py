@@ -3,6 +3,7 @@
 A token is a run of bytes, so every text can be written in every vocabulary, and comes back whole
 (Sennrich et al. 2016; from bytes upwards, Radford et al. 2019).
 """
+import base64
 import functools
 import hashlib
 import json
@@ -10,6 +11,7 @@ import os
 import pathlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tiktoken
@@ -115,6 +117,21 @@ class Identity:
 
     def __str__(self):
         return f"{self.name!r} of {self.size:,} tokens, SHA-256 {self.sha256[:12]}"
+
+
+def as_facts(encoding: tiktoken.Encoding):
+    """A tiktoken encoding as JSON has it: bytes as base64, in the order of their numbers."""
+    ranks = sorted(encoding._mergeable_ranks.items(), key=lambda pair: pair[1])
+    return {"name": encoding.name, "pattern": encoding._pat_str,
+            "special": encoding._special_tokens,
+            "ranks": [[base64.b64encode(token).decode(), rank] for token, rank in ranks]}
+
+
+def of_facts(facts: dict[str, Any]):
+    """The inverse of as_facts."""
+    ranks = {base64.b64decode(token): rank for token, rank in facts["ranks"]}
+    return tiktoken.Encoding(facts["name"], pat_str=facts["pattern"], mergeable_ranks=ranks,
+                             special_tokens=facts["special"])
 
 
 def token_bytes(encoding: tiktoken.Encoding):
