@@ -15,7 +15,7 @@ import fsspec
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
-from meshbook.data.token_files import whole_or_not_at_all
+from meshbook.data.token_files import UNFINISHED, whole_or_not_at_all
 
 FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 TRIES, WAIT = 4, 0.25  # attempts, and seconds before the second, doubled for each one more
@@ -41,7 +41,7 @@ class Place:
         """The bytes of a file, uint8 (N,): a memory map in a folder, in memory from a bucket."""
         path = self.path(name)
         if not self.is_local:
-            content = again(f"{self.url}/{name} could not be read", self.files.cat_file, path)
+            content = again(f"{self.url}/{name} could not be read", whole, self.files, path)
             return np.frombuffer(content, np.uint8)
         return np.memmap(path, np.uint8, "r") if os.path.getsize(path) else np.empty(0, np.uint8)
 
@@ -56,20 +56,43 @@ class Place:
               self.files.pipe_file, self.path(name), content)
 
     def names(self, folder: str = ""):
-        """The names of the files in a folder below, sorted; none where there is no such folder."""
+        """The names of what is in a folder below, sorted; none where there is no such folder.
+
+        What is still being written, or was when its writer was killed, has no name yet.
+        """
         path = self.path(folder).rstrip("/")
         self.files.invalidate_cache()
         try:
             found = again(f"{self.url} could not be listed", self.files.ls, path, detail=False)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted(each.rstrip("/").rpartition("/")[2] for each in found)
+        names = (each.rstrip("/").rpartition("/")[2] for each in found)
+        return sorted(name for name in names if not name.endswith(UNFINISHED))
 
     def remove(self, folder: str):
         """Remove a folder below with all that is in it, if it is there."""
         path = self.path(folder)
         if self.files.exists(path):
             again(f"{self.url}/{folder} could not be removed", self.files.rm, path, recursive=True)
+
+    def sweep(self):
+        """Remove what killed writers left in a folder; nobody else may write there meanwhile."""
+        for path in pathlib.Path(self.root).glob(f".*{UNFINISHED}") if self.is_local else ():
+            path.unlink(missing_ok=True)
+
+
+def whole(files: Any, path: str):
+    """The bytes of an object; OSError where fewer come than the store says that it has."""
+    return exactly(files, path, 0, files.size(path))
+
+
+def exactly(files: Any, path: str, start: int, stop: int):
+    """The bytes of a range, or OSError where fewer come."""
+    content = files.cat_file(path, start, stop)
+    if len(content) != stop - start:
+        raise OSError(f"expected {stop - start:,} bytes from byte {start:,}, found "
+                      f"{len(content):,}")
+    return content
 
 
 def again(failure: str, function: Callable, *arguments: Any, **named: Any):

@@ -146,8 +146,9 @@ def build(
 
     workers: who does the work, such as corpus_workers.Processes(4). Whatever ends it, the same call
     goes on; where the corpus is whole, it is verified, and what is damaged made again. Pieces are
-    removed at the end. Raises ValueError for a folder of another plan, for documents that are
-    none, and where a split would be empty, OSError where reading or writing fails.
+    removed at the end. Only one call at a time may write to a folder. Raises ValueError for a
+    folder of another plan, for documents that are none, and where a split would be empty, OSError
+    where reading or writing fails.
     """
     place, folder = Place(folder), os.fspath(folder)
     claim(place, plan)
@@ -167,6 +168,7 @@ def build(
     made = list(workers.run(MakeShard(plan, folder, begins), shards))
     place.write(INDEX, sealed(index_of(plan, encoding, shards, made)))
     place.remove(PIECES)
+    place.sweep()
     return finished(place, plan)
 
 

@@ -15,7 +15,7 @@ import fsspec
 import tiktoken
 
 from meshbook.data.buckets import Place, again
-from meshbook.data.corpus_plan import Plan
+from meshbook.data.corpus_plan import Plan, claim
 from meshbook.data.vocabulary import identity
 
 HEAD = 1 << 12  # bytes of an input that every worker reads
@@ -125,8 +125,9 @@ def check_workers(
     """See that every worker reads, writes and encodes as this process does, before it begins.
 
     Returns a dict for each worker. Raises RuntimeError with the name of the first that differs, and
-    with what it found.
+    with what it found, ValueError for a folder of another plan.
     """
+    claim(Place(folder), plan)
     job = Inspect(plan, os.fspath(folder), encoding)
     expected, found = job(0), workers.everywhere(job)
     Place(folder).remove("test")

@@ -13,7 +13,7 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from meshbook.data.buckets import again
+from meshbook.data.buckets import again, exactly
 from meshbook.data.vocabulary import END
 
 KINDS = {".jsonl": "lines", ".ndjson": "lines", ".txt": "text", ".parquet": "parquet"}
@@ -146,15 +146,6 @@ def records(source: Input, begin: int, end: int, separator: bytes):
             content = content[:cut]
             break
     return start + first, content.removesuffix(separator)
-
-
-def exactly(files: Any, path: str, start: int, stop: int):
-    """The bytes of a range, or OSError where fewer come."""
-    content = files.cat_file(path, start, stop)
-    if len(content) != stop - start:
-        raise OSError(f"expected {stop - start:,} bytes from byte {start:,}, found "
-                      f"{len(content):,}")
-    return content
 
 
 def rows(source: Input, begin: int, end: int, field: str):

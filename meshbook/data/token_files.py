@@ -28,6 +28,7 @@ from meshbook.data.vocabulary import END, Identity, identity
 
 FORMAT, SHARD, HEADER = "meshbook tokens 1", "meshbook shard 1", 512
 PART = 1 << 23  # characters that are encoded in one go
+UNFINISHED = ".unfinished"  # ends the name of a file that is being written
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +174,7 @@ def read_header(path: str | os.PathLike, head: bytes, format: str = FORMAT):
 def whole_or_not_at_all(path: pathlib.Path):
     """A file to write, which takes its name only when all of it is on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
     try:
         with open(unfinished, "wb") as file:
             yield file
