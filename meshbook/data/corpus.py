@@ -124,7 +124,7 @@ def intact(place: Place, entry: dict[str, Any], plan: Plan):
     except (FileNotFoundError, ValueError):
         return None
     if len(found.ids) == entry["tokens"] and entry.get("sha256") in (None, found.sha256):
-        return {"name": entry["name"], "tokens": len(found.ids), "documents": len(found.starts),
+        return {"name": entry["name"], "tokens": len(found.ids), "ends": len(found.starts),
                 "sha256": found.sha256}
 
 

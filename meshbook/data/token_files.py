@@ -35,8 +35,8 @@ UNFINISHED = ".unfinished"  # ends the name of a file that is being written
 class Tokens:
     """Documents as tokens: document d, with the END that opens it, is ids[starts[d]:starts[d+1]].
 
-    ids: uint16 or uint32 (N,), starts: int64 (documents + 1,), or (documents,) of a shard, both
-    views of the file; vocabulary: the Identity of the encoding that wrote them; sha256: of the
+    ids: uint16 or uint32 (N,), starts: int64 (documents + 1,), of a shard one for each END; both
+    are views of the file; vocabulary: the Identity of the encoding that wrote them; sha256: of the
     whole file.
     """
 

@@ -50,6 +50,8 @@ def documents(folder):
 
 def test_every_document_exactly_once_and_in_order(whole):
     assert documents(whole) == OF
+    found = read_corpus(whole)
+    assert (len(found.train), len(found.validation)) == tuple(map(len, OF.values()))
     assert len(OF["train"]) + len(OF["validation"]) == len(TEXTS) and len(OF["validation"]) > 5
 
 

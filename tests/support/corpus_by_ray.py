@@ -1,4 +1,4 @@
-"""Make a corpus with Ray in a network of its own, killing workers; print what was found as JSON.
+"""Make a corpus with Ray in a network of its own, killing a worker; print what was found as JSON.
 
     unshare --user --map-root-user --net python tests/support/corpus_by_ray.py INPUTS FOLDER
 
@@ -17,8 +17,9 @@ import threading
 import time
 
 import psutil
+from corpora import ENCODING, small_plan
 
-from meshbook.data import corpus, corpus_plan, grammar, vocabulary
+from meshbook.data.corpus import build
 from meshbook.data.corpus_ray import RayData
 from meshbook.data.corpus_workers import check_workers
 
@@ -55,8 +56,8 @@ def mine():
 
 
 def kill(killed, stopped):
-    """Kill a worker with work, again and again, until two are killed."""
-    while len(killed) < 2 and not stopped.is_set():
+    """Kill the first worker that has a job."""
+    while not killed and not stopped.is_set():
         for each in mine()[:1]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 os.kill(each.pid, signal.SIGKILL)
@@ -65,16 +66,15 @@ def kill(killed, stopped):
 
 
 def main(inputs, folder):
-    encoding = vocabulary.learn(grammar.stories(0, 300), 400)
-    plan = corpus_plan.plan([inputs], encoding, shard_tokens=5000, piece_bytes=4000, held_out=0.05)
+    plan = small_plan(inputs)
     only_loopback()
     killed, stopped = [], threading.Event()
     with started(2):
         workers = RayData(2)
-        seen = check_workers(plan, folder, encoding, workers)
+        seen = check_workers(plan, folder, ENCODING, workers)
         threading.Thread(target=kill, args=(killed, stopped), daemon=True).start()
         try:
-            corpus.build(plan, folder, encoding, workers)
+            build(plan, folder, ENCODING, workers)
         finally:
             stopped.set()
     print(json.dumps({"machines": len(seen), "killed": len(killed)}))
