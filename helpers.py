@@ -1,5 +1,6 @@
 """What every chapter imports: devices to work on, sizes, and a way to show code."""
 
+import contextlib
 import difflib
 import html
 import inspect
@@ -35,24 +36,25 @@ def start(devices: int = 8, quick: bool = False):
     Accelerators are used when there are enough of them; otherwise the devices are simulated on the
     CPU. `quick` has CPU programs compiled in a third of the time and less optimised, for a page
     whose programs run a few times each. Programs are kept for the next run. Returns the list of
-    devices. Call it before any other JAX operation. Raises RuntimeError where JAX runs with fewer
-    devices, ValueError for an unknown MESHBOOK_SIZE.
+    devices. Call it before any other JAX operation. Raises RuntimeError where JAX, in all processes
+    together, runs with fewer devices, ValueError for an unknown MESHBOOK_SIZE.
     """
     _quiet()
     keep_programs(_built("compiled"))
     _simulate(devices, ON_CPUS if quick else {})
-    found = jax.devices()
-    if len(found) < devices and found[0].platform != "cpu":
+    found, alone = jax.devices(), jax.process_count() == 1
+    if len(found) < devices and found[0].platform != "cpu" and alone:
         jax.config.update("jax_platforms", "cpu")
         backend.clear_backends()
         found = jax.devices()
     if len(found) < devices:
+        advice = "restart the kernel and call start() before any other JAX operation"
         raise RuntimeError(
-            f"start({devices}) needs {devices} devices, but JAX already runs with "
-            f"{len(found)} ({found[0].platform}): restart the kernel and call "
-            "start() before any other JAX operation")
+            f"start({devices}) needs {devices} devices, but JAX already runs with {len(found)} "
+            f"({found[0].platform}): {advice if alone else 'give each process more'}")
     jax.config.update("jax_disable_most_optimizations", quick and found[0].platform == "cpu")
-    print(_summary(found))
+    if jax.process_index() == 0:
+        print(_summary(found))
     return found
 
 
@@ -172,12 +174,10 @@ def _simulate(devices, options):
     given = os.environ.get("XLA_FLAGS", "")
     asked = {name: value for name, value in (PATIENCE | options).items() if name not in given}
     os.environ["XLA_FLAGS"] = f"{given} {flags(asked)}".strip()
-    if jax.config.jax_num_cpu_devices >= devices:
-        return
-    try:
+    if jax.distributed.is_initialized() or jax.config.jax_num_cpu_devices >= devices:
+        return  # of several processes each has what it was started with
+    with contextlib.suppress(RuntimeError):  # it has started: start() counts what it has
         jax.config.update("jax_num_cpu_devices", devices)
-    except RuntimeError:
-        pass  # it has started: start() counts what it has
 
 
 def _size():

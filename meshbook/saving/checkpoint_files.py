@@ -1,6 +1,6 @@
-"""One checkpoint on disk: orbax's files, and a manifest that says what they must hold.
+"""One checkpoint on disk: the arrays, and a manifest that says what they must be.
 
-Every array is hashed in memory before orbax is given it. What counts as written is what was
+One process has orbax write them, several write `parts`. Either is read by any number. Every array is hashed in memory before orbax is given it. What counts as written is what was
 read back from the disk and had those hashes.
 """
 import os
@@ -15,7 +15,8 @@ import jax
 import orbax.checkpoint as ocp
 
 from meshbook.proofs.verdicts import named_leaves, path_name
-from meshbook.saving import manifests
+from meshbook.saving import manifests, parts
+from meshbook.saving.agreement import first_fault, gathered
 from meshbook.saving.contents import arrays, describe, digests
 from meshbook.training import TrainState
 
@@ -45,7 +46,10 @@ def save(folder: str | os.PathLike, tree: Any):
 
 def read_arrays(folder: str | os.PathLike, leaves: Mapping[str, Mapping]):
     """{path: NumPy array}; manifests.Damaged where an array has not the SHA-256 of its leaf."""
-    with ocp.PyTreeCheckpointer() as reader:
+    me = jax.process_index()  # each process reads by itself, and orbax waits for no other
+    alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+    with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
         tree = reader.restore(folder)
     found = digests(tree)
     faults = [f"{name}: expected SHA-256 {leaf['sha256']} of the array that was trained, found "
@@ -69,27 +73,38 @@ def newest(
     """(step, manifest, state) of the newest step that verifies, or (-1, None, state).
 
     Goes back from the newest and stops at the first that is intact: none before it is read. What
-    is damaged is named in a warning. check(path, manifest) may refuse. Raises OtherModel.
+    is damaged is named in a warning. check(path, manifest) may refuse. Of several processes each
+    reads what its devices need, and a step counts if it is intact for all. Raises OtherModel.
     """
-    for step in reversed(steps(folder)):
-        path = pathlib.Path(folder, str(step)).absolute()
+    for step in reversed(gathered("steps", steps(folder))[0]):
+        path, fault = pathlib.Path(folder, str(step)).absolute(), ""
         try:
-            manifest = manifests.verify(path)
-            if manifest["step"] != step:
-                raise manifests.Damaged(f"expected step {step}, found step {manifest['step']}")
-            if "identity" not in manifest:
-                raise manifests.Damaged("expected the identity of a run, found none, as version "
-                                        "0.1.0 wrote it")
-            check(path, manifest)
-            check_leaves(path, manifest["leaves"], describe(arrays(state)))
-            return step, manifest, fill(state, read_arrays(path, manifest["leaves"]))
+            manifest, found = read_step(path, step, state, check)
         except manifests.Damaged as error:
-            warnings.warn(f"the checkpoint of step {step} is skipped: {error}", stacklevel=3)
+            fault = str(error)
+        if not (fault := first_fault(gathered(f"step {step} restored", fault))):
+            return step, manifest, found
+        warnings.warn(f"the checkpoint of step {step} is skipped: {fault}", stacklevel=3)
     return -1, None, state
 
 
-def fill(state: TrainState, found: Mapping[str, Any]):
-    """This state with other arrays, {path: NumPy array}: each device is given its own part."""
+def read_step(path: pathlib.Path, step: int, state: TrainState, check: Callable):
+    """(manifest, state) of one checkpoint; manifests.Damaged unless it is intact."""
+    manifest = manifests.verify(path, later=".bin")
+    if manifest["step"] != step:
+        raise manifests.Damaged(f"expected step {step}, found step {manifest['step']}")
+    if "identity" not in manifest:
+        raise manifests.Damaged("expected the identity of a run, found none, as version "
+                                "0.1.0 wrote it")
+    check(path, manifest)
+    check_leaves(path, manifest["leaves"], describe(arrays(state)))
+    if "parts" in manifest:
+        return manifest, fill(state, parts.Parts(path, manifest["leaves"], manifest["parts"]))
+    return manifest, fill(state, read_arrays(path, manifest["leaves"]))
+
+
+def fill(state: TrainState, found: Mapping[str, Any] | parts.Parts):
+    """This state with other arrays, {path: NumPy array or Leaf}: each device gets its own part."""
     def place(path, x):
         whole = found[path_name(path)]
         return jax.make_array_from_callback(x.shape, x.sharding, lambda index: whole[index])

@@ -5,11 +5,12 @@
         rest = itertools.islice(stream, steps - int(state.step))
         state, _ = fit(state, rest, key, checkpoints.on_step(stream, key, every=100))
 
-FOLDER/40/ is step 40: orbax's files, and a manifest that was written last. FOLDER/metrics/
-is for TensorBoard, FOLDER/.saving/ is what is half there, FOLDER/lock keeps others out.
+FOLDER/40/ is step 40: the arrays, and a manifest that was written last. FOLDER/metrics/ is for
+TensorBoard, FOLDER/progress says when what happened, FOLDER/.saving/ is what is half there,
+FOLDER/lock keeps others out.
 
-One JAX process, and a file system with POSIX renames, fsync and locks: no bucket, no several
-hosts. Every save holds one copy of the state in the host's memory.
+A file system with POSIX renames, fsync and locks, which all processes of the run share: no bucket.
+Every save holds one copy of a process's own shards in its host's memory.
 """
 import contextlib
 import copy
@@ -24,13 +25,14 @@ from typing import Any
 
 import jax
 
-from meshbook.saving import checkpoint_files, manifests, runs
+from meshbook.saving import agreement, checkpoint_files, manifests, parts, runs
 from meshbook.saving.checkpoint_files import OtherModel, newest, steps
 from meshbook.saving.contents import (
     arrays, check_sound, decode_key, decode_position, describe, encode_key, encode_position,
     host_copy,
 )
 from meshbook.saving.identities import OtherRun, check_run, identity_of, versions
+from meshbook.saving.progress import Progress
 from meshbook.training import TrainState
 
 __all__ = ["Checkpoints", "NotSaved", "OtherModel", "OtherRun", "restore", "steps"]
@@ -47,15 +49,15 @@ class Checkpoints:
     and verified, and only then is an older one deleted; one known to be damaged never is.
     Inside the block the folder is locked, SIGTERM means "save, then exit with 0", and
     `metrics` (runs.Metrics) writes for TensorBoard. Leaving it saves the last step.
-    Raises FolderInUse if another run is at work there.
+    With several JAX processes each makes one and calls the same methods at the same steps: each
+    writes its own shards, process 0 alone keeps the lock, the metrics and the progress, and a
+    SIGTERM of one is one of all. Raises FolderInUse if another run is at work there.
     """
 
     def __init__(self, folder: str | os.PathLike, keep: int = 3):
         if keep < 1:
             raise ValueError(f"keep is a number of checkpoints, at least 1; found {keep}")
-        if jax.process_count() > 1:
-            raise ValueError("one process writes a checkpoint and its manifest; "
-                             f"expected 1 JAX process, found {jax.process_count()}")
+        self.together, self.first = jax.process_count() > 1, jax.process_index() == 0
         self.folder, self.keep = pathlib.Path(folder).absolute(), keep
         self.newest, self.skipped = -1, set()
         self.identity = self.stream = self.latest = self.waiting = self.pending = None
@@ -63,13 +65,27 @@ class Checkpoints:
     def __enter__(self):
         manifests.make_folder(self.folder)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(runs.only_run(self.folder))
+            self.lock(stack)
             self.asked_to_end = stack.enter_context(runs.sigterm())
-            metrics = runs.Metrics(self.folder / "metrics")
+            self.any_asked = agreement.AnyOf().raised if self.together else bool
+            metrics = (runs.Metrics if self.first else runs.NoMetrics)(self.folder / "metrics")
             self.metrics = stack.enter_context(contextlib.closing(metrics))
+            self.progress = Progress(self.folder if self.first else None)
+            stack.enter_context(contextlib.closing(self.progress))
             self.thread = stack.enter_context(ThreadPoolExecutor(1))
             self.stack = stack.pop_all()
         return self
+
+    def lock(self, stack: contextlib.ExitStack):
+        """Hold the folder: process 0 does, and tells the others if it cannot."""
+        fault = ""
+        try:
+            if self.first:
+                stack.enter_context(runs.only_run(self.folder))
+        except runs.FolderInUse as error:
+            fault = str(error)
+        if fault := agreement.gathered("lock", fault)[0]:
+            raise runs.FolderInUse(fault)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None,
@@ -81,6 +97,8 @@ class Checkpoints:
                 if error is None and self.latest and not self.latest[0].step.is_deleted():
                     self.save(*self.latest)
                 self.wait()
+                if error is None or isinstance(error, SystemExit):
+                    self.progress.note("end", self.newest)
         except Exception as failure:
             if error is None or isinstance(error, SystemExit):
                 raise
@@ -99,11 +117,13 @@ class Checkpoints:
         one is named in a warning and skipped. Raises OtherModel.
         """
         identity = identity_of(state, stream, key)
+        agreement.check_same("run", identity)
         check = partial(check_run, identity=identity)
         self.newest, manifest, state = newest(self.folder, state, check)
         self.identity, self.stream = identity, stream
         self.skipped = {step for step in steps(self.folder) if step > self.newest}
         self.metrics.restart(self.newest + 1)
+        self.progress.note("begin", self.newest)
         if manifest is None:
             return state, key
         stream.set_state(decode_position(manifest["position"]))
@@ -132,7 +152,7 @@ class Checkpoints:
             step = int(state.step) if step is None else step + 1
             self.waiting = step, metrics
             self.latest = state, copy.deepcopy(stream.get_state()), key
-            end = self.asked_to_end()
+            end = self.any_asked(self.asked_to_end())
             if step % every == 0 or end:
                 self.save(*self.latest)
             if end:
@@ -160,10 +180,11 @@ class Checkpoints:
                        leaves=describe(arrays(state)))
         with self.clear_errors(step):
             self.metrics.flush()  # a checkpoint never knows of steps that metrics do not
-            shutil.rmtree(self.folder / ".saving", ignore_errors=True)
-            (self.folder / ".saving").mkdir()
-        tree = host_copy(arrays(state))
-        self.pending = self.thread.submit(self.write, step, tree, content)
+            if self.first:
+                shutil.rmtree(self.folder / ".saving", ignore_errors=True)
+                (self.folder / ".saving").mkdir()
+        copy_of = parts.own_shards if self.together else host_copy
+        self.pending = self.thread.submit(self.write, step, copy_of(arrays(state)), content)
 
     def wait(self):
         """Return once nothing is being written; raises NotSaved if it failed."""
@@ -173,13 +194,19 @@ class Checkpoints:
 
     def write(self, step: int, tree: Any, content: dict):
         """Write and verify under another name, and only then give the folder its own."""
-        unfinished = self.folder / ".saving" / str(step)
+        unfinished, final = self.folder / ".saving" / str(step), self.folder / str(step)
+        publish = checkpoint_files.publish
         with self.clear_errors(step):
-            checkpoint_files.write_step(unfinished, tree, content)
-            checkpoint_files.publish(unfinished, self.folder / str(step))
+            if self.together:
+                parts.write_together(unfinished, final, tree, content, publish)
+            else:
+                checkpoint_files.write_step(unfinished, tree, content)
+                publish(unfinished, final)
         self.newest = step
         self.skipped.discard(step)
-        self.prune()
+        self.progress.note("saved", step)
+        if self.first:
+            self.prune()
 
     def prune(self):
         """Delete what is older than the newest `keep`, unless it is known to be damaged."""
@@ -195,6 +222,7 @@ class Checkpoints:
             step, metrics = waiting
             metrics = jax.tree.map(float, metrics)
             self.metrics.write(step, metrics)
+            self.progress.note("step", step)
             runs.check_finite(step, metrics)
 
     def check_order(self, step: int):
@@ -225,7 +253,8 @@ class Checkpoints:
 def restore(folder: str | os.PathLike, state: TrainState):
     """The state of the newest step that verifies, sharded as this one is; takes no lock.
 
-    Whose run it was is not asked, only whether its leaves fit. Raises FileNotFoundError where
+    Whose run it was is not asked, only whether its leaves fit. Of several JAX processes each has to
+    call it. Raises FileNotFoundError where
     there is no intact checkpoint, and OtherModel.
     """
     step, _, state = newest(folder, state)

@@ -89,6 +89,13 @@ class Metrics:
         self.writer.add_event(Event(wall_time=time.time(), step=step, **what))
 
 
+class NoMetrics:
+    """What process 1 and those after it have in place of Metrics: process 0 writes for all."""
+
+    def __init__(self, folder: str | os.PathLike):
+        self.restart = self.write = self.flush = self.close = lambda *_: None
+
+
 def read_metrics(folder: str | os.PathLike):
     """What all processes of a run wrote, as {name: {step: value}}, by TensorBoard's own reader."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

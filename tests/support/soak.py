@@ -65,9 +65,9 @@ def make_stream():
     return images.batches(images.Images(pictures, labels), 8, seed=1)
 
 
-def train(folder, steps, every=EVERY, fatal=-1, after=lambda step: None):
+def train(folder, steps, every=EVERY, fatal=-1, after=lambda step: None, mesh=(4, 2)):
     """Start or resume the run in this folder, up to this number of steps."""
-    stream, state = make_stream(), make_state(fatal=fatal)
+    stream, state = make_stream(), make_state(mesh, fatal=fatal)
     with checkpoints.Checkpoints(folder, keep=2) as run:
         state, key = run.resume(state, stream, jax.random.key(7))
         save, number = run.on_step(stream, key, every), itertools.count(int(state.step) + 1)

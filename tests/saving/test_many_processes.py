@@ -1,0 +1,220 @@
+"""Checkpoints by several processes: restored by any number on any mesh, and agreed by all."""
+import json
+import os
+import pathlib
+import shutil
+import signal
+import sys
+
+import numpy as np
+import pytest
+from saved_runs import assert_equal
+from soak import make_state, train
+
+from meshbook.hosts import clusters
+from meshbook.saving import checkpoints, manifests, parts, progress, runs
+
+SUPPORT = pathlib.Path(__file__).parents[1] / "support"
+IMPORTS = """
+import itertools, os, pathlib, sys, time
+from meshbook.hosts.places import connect
+connect(60)
+import jax, soak
+from meshbook.saving import agreement, checkpoints, parts, runs
+me, folder = jax.process_index(), pathlib.Path(sys.argv[1])
+"""
+
+
+def many(count, script, *arguments, devices=8):
+    """How so many processes Ended that ran a script, or "train", and what they printed."""
+    code = [SUPPORT / "clustered.py"] if script == "train" else ["-c", IMPORTS + script]
+    said = []
+    ended = clusters.launch(
+        [sys.executable, *map(str, code), *map(str, arguments)], count, devices // count,
+        {"PYTHONPATH": os.pathsep.join([str(SUPPORT), *filter(None, sys.path)])}, said.append)
+    return ended, "\n".join(said)
+
+
+@pytest.fixture(scope="module")
+def by_two(tmp_path_factory):
+    """The folder of twelve steps by two processes on (4, 2); checkpoints of steps 10 and 12."""
+    folder = tmp_path_factory.mktemp("two")
+    ended, said = many(2, "train", folder, 12)
+    assert ended.well, said
+    return folder
+
+
+def test_each_process_wrote_what_it_owns_and_both_wrote_everything_once(by_two):
+    manifest = manifests.verify(by_two / "12")
+    assert manifest["parts"] == 2 and manifest["step"] == 12
+    leaves, seen = manifest["leaves"], dict.fromkeys(manifest["leaves"], 0)
+    for process in range(2):
+        pieces = json.loads((by_two / "12" / f"part-{process}.json").read_text())
+        assert {piece["leaf"] for piece in pieces} or process
+        for piece in pieces:
+            seen[piece["leaf"]] += int(np.prod([b - a for a, b in piece["slice"]]))
+    assert seen == {name: int(np.prod(leaf["shape"])) for name, leaf in leaves.items()}
+
+
+def test_one_process_goes_on_where_two_have_stopped(by_two, tmp_path):
+    folder = shutil.copytree(by_two, tmp_path / "run")
+    state = checkpoints.restore(folder, make_state())
+    assert int(state.step) == 12
+    train(folder, 15)
+    assert checkpoints.steps(folder) == [12, 15]
+    assert "parts" not in manifests.verify(folder / "15")
+    ended, said = many(2, "train", folder, 18)  # and two go on where one has stopped
+    assert ended.well and "skipped" not in said
+    assert checkpoints.steps(folder) == [15, 18]
+
+
+COPY = """
+state = checkpoints.restore(folder, soak.make_state((2, 4)))
+with checkpoints.Checkpoints(sys.argv[2]) as run:
+    run.resume(state, soak.make_stream(), jax.random.key(7))
+    run.save(state, {"next_index": 12}, jax.random.key(7))
+"""
+
+
+def test_four_processes_on_another_mesh_restore_every_bit(by_two, tmp_path):
+    ended, said = many(4, COPY, by_two, tmp_path)
+    assert ended.well, said
+    assert len(list((tmp_path / "12").glob("part-*.bin"))) == 4
+    assert_equal(checkpoints.restore(by_two, make_state()),
+                 checkpoints.restore(tmp_path, make_state((8, 1))))
+
+
+@pytest.mark.parametrize("harm, words", [
+    (lambda path: path.unlink(), "part-1.bin: expected .* found none"),
+    (lambda path: path.write_bytes(path.read_bytes()[:-1]), "part-1.bin: expected .* found"),
+    (lambda path: path.write_bytes(b"x" + path.read_bytes()[1:]),
+     r"part-1.bin: expected SHA-256 \w+ of .*, found \w+"),
+    (lambda path: path.with_suffix(".json").write_text("[]"), "part-1.json: expected .* found"),
+])
+def test_a_part_that_is_not_as_it_was_written_is_named_and_its_step_skipped(
+        by_two, tmp_path, harm, words):
+    folder = shutil.copytree(by_two, tmp_path / "run")
+    part = folder / "12" / "part-1.bin"
+    assert part.stat().st_size > 0
+    harm(part)
+    with pytest.warns(UserWarning, match=f"step 12 is skipped: .*{words}"):
+        state = checkpoints.restore(folder, make_state())
+    assert int(state.step) == 10
+
+
+def test_a_fault_that_one_process_finds_is_one_of_all(by_two, tmp_path):
+    folder = shutil.copytree(by_two, tmp_path / "run")
+    (folder / "12" / "part-1.bin").unlink()
+    ended, said = many(2, "train", folder, 12)
+    assert ended.well
+    for process in range(2):
+        assert f"[{process}]" in said and "step 12 is skipped: process " in said
+    assert (folder / "12.damaged").exists() and manifests.verify(folder / "12")["step"] == 12
+
+
+def test_a_piece_that_is_missing_is_not_invented(tmp_path):
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    leaves = {"x": {"shape": [3, 4], "dtype": "float32"}}
+    parts.write_part(tmp_path, 0, {"x": [([[0, 2], [0, 4]], x[:2])]})
+    found = parts.Parts(tmp_path, leaves, 1)["x"]
+    np.testing.assert_array_equal(found[:2, 1:3], x[:2, 1:3])
+    with pytest.raises(manifests.Damaged, match="expected 12 elements of x.* found 8 in its parts"):
+        found[:, :]
+
+
+FULL = """
+write = parts.write_part
+def full(*given):
+    if me == 1:
+        raise OSError(28, "No space left on device")
+    return write(*given)
+parts.write_part = full
+soak.train(folder, 12)
+"""
+
+
+def test_what_one_process_cannot_write_is_saved_by_none(tmp_path):
+    ended, said = many(2, FULL, tmp_path)
+    assert ended.codes[ended.first] == 1 and 0 not in ended.codes
+    assert f"NotSaved: step 5 could not be saved in {tmp_path}: the disk is full" in said
+    assert "process 1: OSError: [Errno 28]" in said
+    assert checkpoints.steps(tmp_path) == []
+
+
+SLOW = """
+write = parts.write_part
+def slow(*given):
+    time.sleep(2 * me)
+    return write(*given)
+parts.write_part = slow
+soak.train(folder, 40, every=30, after=lambda step: time.sleep(0.02))
+"""
+
+
+def test_steps_go_on_while_a_process_writes(tmp_path):
+    ended, said = many(2, SLOW, tmp_path)
+    assert ended.well, said
+    (stretch,) = progress.read_progress(tmp_path)
+    (_, saved), *_ = [each for each in stretch.saved if each[0] == 30]
+    during = [step for step, at in stretch.steps if step > 30 and at < saved]
+    assert len(during) > 5
+
+
+def test_sigterm_of_one_process_saves_all(tmp_path, by_two):
+    strike = {"process": 1, "step": 4, "signal": signal.SIGTERM, "marker": str(tmp_path / "sent")}
+    options = {"strike": strike, "every": 10**6}
+    ended, said = many(2, "train", tmp_path / "run", 10**6, json.dumps(options))
+    assert ended.codes == [0, 0], said
+    (step,) = checkpoints.steps(tmp_path / "run")
+    assert step in (5, 6)
+    assert many(2, "train", tmp_path / "run", 12)[0].well
+    found = [runs.read_metrics(each / "metrics")["loss"] for each in (tmp_path / "run", by_two)]
+    assert found[0] == found[1]
+
+
+OTHER = """
+stream = soak.images.batches(soak.make_stream().data, 8, seed=1 + (me == 1))
+with checkpoints.Checkpoints(folder) as run:
+    run.resume(soak.make_state(), stream, jax.random.key(7))
+"""
+
+
+def test_a_process_with_another_configuration_is_named(tmp_path):
+    ended, said = many(2, OTHER, tmp_path)
+    assert set(ended.codes) == {1}
+    assert said.count("ValueError: process 1 has another run than process 0: data/seed: "
+                      "expected 1, found 2") == 2
+
+
+WAITS = """
+agreement.QUIET = 0.3
+if me == 1:
+    time.sleep(1.5)
+print(agreement.gathered("roll", me))
+try:
+    print(me == 1 or agreement.gathered("more", me, patience=1))
+except agreement.Missing as error:
+    print("Missing:", error)
+"""
+
+
+def test_who_waits_says_for_whom(tmp_path):
+    ended, said = many(2, WAITS, tmp_path)
+    assert ended.well, said
+    assert "[0] process 0 waits for process 1 at 'roll'" in said
+    assert "[0] [0, 1]" in said and "[1] [0, 1]" in said
+    assert "[0] Missing: process 0 waits for process 1 at 'more'" in said
+
+
+def test_a_folder_in_use_is_refused_by_every_process(tmp_path):
+    with runs.only_run(tmp_path):
+        ended, said = many(2, "train", tmp_path, 5)
+    assert set(ended.codes) == {1} and said.count("FolderInUse: ") == 2
+
+
+def test_of_replicas_one_is_owned():
+    owned = parts.own_shards(checkpoints.arrays(make_state()))
+    assert sorted(where for where, _ in owned["params/w_XF"]) == [
+        [[0, 64], [0, 16]], [[0, 64], [16, 32]]]
+    assert [x.shape for _, x in owned["params/w_XF"]] == [(64, 16), (64, 16)]
+    assert [where for where, _ in owned["step"]] == [[]]
