@@ -13,7 +13,7 @@ from collections.abc import Callable
 QUIET = 5.0  # seconds after which a process that waits says so, and how often
 
 
-class NotTogether(TimeoutError):
+class NotTogether(RuntimeError):
     """Not all processes of a run have come, or the one that they meet at has not."""
 
 

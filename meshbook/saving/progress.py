@@ -45,8 +45,8 @@ class Stretch:
     @property
     def last(self):
         """When the last thing happened that is known of it."""
-        return max([self.began, *(at for _, at in self.steps + self.saved)], key=float) \
-            if self.ended is None else self.ended
+        known = [self.began, *(at for _, at in self.steps + self.saved)]
+        return max(known) if self.ended is None else self.ended
 
 
 def read_progress(folder: str | os.PathLike):
@@ -85,7 +85,7 @@ class Goodput:
 
     def __str__(self):
         return (f"goodput {self.share:.0%}: {self.kept} steps of {self.typical:.3g} s in "
-                f"{self.seconds:.1f} s, {self.again} of them done again")
+                f"{self.seconds:.1f} s; {self.again} were lost and done again")
 
 
 def goodput(stretches: list[Stretch]):

@@ -1,13 +1,15 @@
 """Runs that are killed: a tiny training run in a process of its own, and the loop that kills it.
 
 `python tests/support/soak.py 50 SEED` kills 50 times and compares every loss with the uninterrupted
-run's.
+run's; `… 50 SEED 4` has a run of four processes and kills one of them each time.
 """
 import contextlib
 import itertools
+import json
 import multiprocessing
 import pathlib
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -20,7 +22,8 @@ from flax import nnx
 from jax.sharding import AxisType, PartitionSpec as P
 
 from meshbook.data import images
-from meshbook.saving import checkpoints, runs
+from meshbook.hosts import clusters
+from meshbook.saving import checkpoints, progress, runs
 from meshbook.sharding import make_mesh
 from meshbook.training import create_state, fit
 
@@ -123,6 +126,50 @@ def kill_loop(folder, kills, steps, seed):
     return saves
 
 
+def clustered(folder, steps, processes, pace=0.01):
+    """The arguments of clusters.started() for train() in so many processes."""
+    script = pathlib.Path(__file__).with_name("clustered.py")
+    command = [sys.executable, str(script), str(folder), str(steps), json.dumps({"pace": pace})]
+    return command, processes, 8 // processes
+
+
+def steps_done(folder):
+    """How many steps the run in this folder has taken, with those that were done again."""
+    if not pathlib.Path(folder, "progress").exists():
+        return 0
+    return sum(len(each.steps) for each in progress.read_progress(folder))
+
+
+def kill_one_of_many(folder, kills, steps, seed, processes):
+    """The same for a run of several processes, of which one is killed each time."""
+    draw, saves = random.Random(seed), 0
+    for _ in range(kills):
+        alive, victim = draw.randrange(11), draw.randrange(processes)
+        before = steps_done(folder)
+        with clusters.started(*clustered(folder, steps, processes), out=lambda _: None) as cluster:
+            while alive and steps_done(folder) < before + alive:
+                assert not any(each.poll() for each in cluster.processes), "died by itself"
+                time.sleep(0.01)
+            time.sleep(draw.uniform(0, 0.1 if alive else 4))
+            cluster.processes[victim].kill()
+            ended = cluster.wait()
+        assert (ended.first, ended.codes[victim]) == (victim, -signal.SIGKILL), ended
+        assert all(ended.codes), f"a process outlived {ended}"
+        saves += any(pathlib.Path(folder, ".saving").glob("*"))
+    return saves
+
+
+def soak_many(folder, kills, seed, processes):
+    """Losses by step of a run of several processes, killed and not, and the saves hit."""
+    steps, killed, whole = 11 * kills + 20, folder / "killed", folder / "whole"
+    saves = kill_one_of_many(killed, kills, steps, seed, processes)
+    for run in (killed, whole):
+        said = []
+        ended = clusters.launch(*clustered(run, steps, processes, 0), out=said.append)
+        assert ended.well, f"{run}: {ended}; {said}"
+    return *(runs.read_metrics(run / "metrics")["loss"] for run in (killed, whole)), saves
+
+
 def soak(folder, kills, seed):
     """Losses by step of a run that was killed and of one that was not, and the saves hit."""
     steps, killed, whole = 20 * kills + 20, folder / "killed", folder / "whole"
@@ -139,16 +186,17 @@ def soak(folder, kills, seed):
     return *(runs.read_metrics(run / "metrics")["loss"] for run in (killed, whole)), saves
 
 
-def main(kills, seed):
+def main(kills, seed=0, processes=1):
     """Say whether every loss is the uninterrupted run's; exit with 1 if not."""
     with tempfile.TemporaryDirectory() as folder:
-        killed, whole, saves = soak(pathlib.Path(folder), kills, seed)
+        how = (soak, kills, seed) if processes == 1 else (soak_many, kills, seed, processes)
+        killed, whole, saves = how[0](pathlib.Path(folder), *how[1:])
     wrong = [step for step in whole | killed if killed.get(step) != whole.get(step)]
     if wrong:
         step = min(wrong)
         sys.exit(f"step {step}: expected loss {whole.get(step)}, found {killed.get(step)}")
-    print(f"{kills} kills (seed {seed}), {saves} of them during a save, {len(whole)} steps: "
-          "bit for bit the losses of the uninterrupted run.")
+    print(f"{kills} kills (seed {seed}) of one of {processes}, {saves} of them during a save, "
+          f"{len(whole)} steps: bit for bit the losses of the uninterrupted run.")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,101 @@
+"""The processes of a run meet, and each says for whom it waits; without JAX, in threads."""
+import socket
+import threading
+
+import pytest
+
+from meshbook.hosts import clusters, roll_call
+
+
+def together(*calls, count=3, patience=5.0, quiet=5.0):
+    """What each call of meet(index, count) said or raised, by place; they run side by side."""
+    address, found = f"127.0.0.1:{clusters.free_port()}", [[] for _ in calls]
+
+    def one(place, index, delay):
+        threading.Event().wait(delay)
+        try:
+            roll_call.meet(address, count, index, patience, found[place].append, quiet)
+            found[place].append("met")
+        except (ValueError, roll_call.NotTogether) as error:
+            found[place].append(f"{type(error).__name__}: {error}".replace(address, "HERE"))
+
+    threads = [threading.Thread(target=one, args=(place, *call)) for place, call in
+               enumerate(calls)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    return [[line.replace(address, "HERE") for line in lines] for lines in found]
+
+
+@pytest.mark.parametrize("delays", [(0, 0, 0), (0.5, 0, 0.2), (0, 0.5, 0.2)])
+def test_all_meet_in_any_order(delays):
+    assert together(*enumerate(delays)) == [["met"]] * 3
+
+
+def test_one_process_meets_nobody():
+    assert together((0, 0), count=1) == [["met"]]
+
+
+def test_who_waits_says_for_whom_and_gives_up_with_the_same_words():
+    first, second = together((0, 0), (2, 0), count=4, patience=1.2, quiet=0.5)
+    assert first[0] == "process 0 at HERE waits for processes 1, 2 and 3 of 4" or \
+        first[0] == "process 0 at HERE waits for processes 1 and 3 of 4"
+    assert first[-1] == "NotTogether: process 0 at HERE waits for processes 1 and 3 of 4"
+    assert second[0] == ("process 2 has reached process 0 at HERE, and waits with it for the "
+                         "others")
+    assert second[-1].startswith(("NotTogether: process 2 has reached", "ValueError: process 2: "
+                                  "expected process 0 at HERE to say that all are here"))
+
+
+def test_a_coordinator_that_is_not_there_is_named():
+    (said,) = together((1, 0), patience=0.5)
+    assert said == ["NotTogether: process 1 waits for process 0, which is not at HERE "
+                    "(Connection refused)"]
+
+
+def test_two_processes_of_one_number_are_refused_by_all():
+    found = together((0, 0), (1, 0), (1, 0.3))
+    assert found[0] == ["ValueError: expected each process from 0 to 2 once, found process 1 twice"]
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_process_that_expects_another_number_of_processes_is_refused():
+    address, errors = f"127.0.0.1:{clusters.free_port()}", []
+
+    def other():
+        with pytest.raises(ValueError, match="started as one of 4 processes, and process 0 as one"):
+            roll_call.meet(address, 4, 1, 5.0)
+        errors.append("refused")
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with pytest.raises(ValueError, match="process 1 was started as one of 4 processes"):
+        roll_call.meet(address, 2, 0, 5.0)
+    thread.join()
+    assert errors == ["refused"]
+
+
+def test_a_stranger_at_the_door_is_not_let_in():
+    address = f"127.0.0.1:{clusters.free_port()}"
+
+    def stranger():
+        for _ in range(50):
+            try:
+                with socket.create_connection(roll_call.split_address(address), 1) as door:
+                    door.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                    break
+            except OSError:
+                threading.Event().wait(0.05)
+        roll_call.meet(address, 2, 1, 5.0)
+
+    thread = threading.Thread(target=stranger)
+    thread.start()
+    roll_call.meet(address, 2, 0, 5.0)
+    thread.join()
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":80", "host:0", "host:70000", "host:x"])
+def test_an_address_of_another_form_is_refused(text):
+    with pytest.raises(ValueError, match="written as host:port, such as 10.0.0.1:8476; found"):
+        roll_call.split_address(text)

@@ -1,0 +1,54 @@
+"""The lines of a run's progress, and the share of its time that was useful."""
+import pytest
+
+from meshbook.saving.progress import Goodput, Progress, goodput, read_progress
+
+KILLED = """begin -1 100.0
+step 1 103.0
+step 2 104.0
+saved 2 104.5
+step 3 105.0
+step 4 106.0
+begin 2 110.0
+step 3 113.0
+step 4 114.0
+step 5 115.0
+end 5 116.0
+begin 5 1000.0
+step 6 1003.0
+end 6 1004.0
+"""
+
+
+def test_time_between_a_death_and_the_next_life_counts_and_after_an_end_it_does_not(tmp_path):
+    (tmp_path / "progress").write_text(KILLED)
+    lives = read_progress(tmp_path)
+    assert [each.came_from for each in lives] == [-1, 2, 5] and lives[0].ended is None
+    assert lives[0].saved == [(2, 104.5)] and lives[0].last == 106.0
+    found = goodput(lives)
+    assert found == Goodput(kept=6, again=2, typical=1.0, seconds=16.0 + 4.0)
+    assert found.share == pytest.approx(0.3)
+    assert str(found) == "goodput 30%: 6 steps of 1 s in 20.0 s; 2 were lost and done again"
+
+
+def test_lines_outlive_their_writer_and_half_a_line_is_none(tmp_path):
+    for life in range(2):
+        progress = Progress(tmp_path)
+        progress.note("begin", life - 1)
+        progress.note("step", life + 1)
+    with open(tmp_path / "progress", "a", encoding="utf8") as file:
+        file.write("ste")
+    assert [[step for step, _ in each.steps] for each in read_progress(tmp_path)] == [[1], [2]]
+
+
+def test_who_is_not_first_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    progress = Progress(None)
+    progress.note("step", 1)
+    progress.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_without_steps_has_no_goodput(tmp_path):
+    (tmp_path / "progress").write_text("begin -1 100.0\nend -1 100.0\n")
+    assert goodput(read_progress(tmp_path)).share == 0
