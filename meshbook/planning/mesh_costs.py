@@ -1,0 +1,165 @@
+"""What a plan asks of one device, by formula: parameters, FLOPs, bytes held, moved and sent.
+
+A plan spreads a decoder, with experts or without, over up to four mesh axes: "batch" and "expert"
+split the rows, "expert" the experts, "stage" the layers and the vocabulary, "model" heads, hidden
+units and the vocabulary. These are the formulas of `decoder_costs`, `pipeline_costs` and
+`expert_costs`, put together.
+"""
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from meshbook.hlo.collectives import Moved, Traffic
+from meshbook.models.decoder import DecoderConfig
+from meshbook.planning.costs import tiled
+from meshbook.planning.decoder_costs import (
+    decoder_step_traffic, ends, layer_matrices, layer_vectors, sizes_of
+)
+from meshbook.planning.expert_costs import slots_in_row
+from meshbook.planning.pipeline_costs import turns_of
+
+PLACES = {"E": "expert", **dict.fromkeys("HGFMV", "model")}  # the axis that divides a letter
+LOADS = 4  # numbers of an expert that a layer sums: choices before and after, means of scores
+
+
+@functools.cache
+def weights(config: DecoderConfig):
+    """The parameters of a decoder, [(how many of them, letters, whether they are in the layers)].
+
+    Letters are those of `decoder_costs`, and of experts: E experts, C classes of the router, M
+    hidden units of the expert that all tokens share.
+    """
+    found = [(*each, False) for each in ends(config)]
+    for i in range(config.period):
+        has_positions = i < config.period - 1 or config.period == 1
+        layer = layer_matrices(config, has_positions) + layer_vectors(config, has_positions)
+        if config.experts is not None and i == config.period - 1:
+            layer = of_experts(config, layer)
+        found += [(config.layers // config.period * count, letters, True)
+                  for count, letters in layer]
+    return found
+
+
+def of_experts(config: DecoderConfig, layer: list):
+    """A layer's weights with those of experts in the place of its MLP's."""
+    first, e, bias = 1 + config.gated, config.experts, config.bias
+    mlp = [(first, "DF"), (1, "FD")] + [(first, "F"), (1, "D")] * bias
+    experts = [(1, "DC"), (first, "EDF"), (1, "EFD")] + [(1, "C"), (first, "EF"), (1, "ED")] * bias
+    shared = [(first, "DM"), (1, "MD")] + [(first, "M"), (1, "D")] * bias
+    for each in mlp:
+        layer.remove(each)
+    return layer + experts + shared * bool(e.shared) + [(1, "C")] * e.biased
+
+
+@functools.cache
+def letters_of(config: DecoderConfig):
+    """{letter: size} of a decoder's dimensions, those of experts among them."""
+    e, more = config.experts, {}
+    if e is not None:
+        more = {"E": e.count, "C": e.count, "M": e.shared}
+    return sizes_of(config) | more
+
+
+def own_numbers(config: DecoderConfig, plan: Any, weight: tuple):
+    """How many numbers of a weight one device uses: of all, what no axis of its own divides."""
+    count, letters, in_layers = weight
+    sizes, mesh = letters_of(config), plan.sizes
+    parts = [mesh[axis] for axis in {PLACES[each] for each in letters if each in PLACES}]
+    stages = plan.stage if in_layers or "V" in letters else 1
+    return count * math.prod(map(sizes.get, letters)) // math.prod(parts) // stages
+
+
+def own_parameters(config: DecoderConfig, plan: Any, stored: bool = True):
+    """How many parameters one device has: that it uses, or, fully sharded, that it stores."""
+    rows = plan.batch if stored and plan.is_fully_sharded else 1
+    return sum(own_numbers(config, plan, each) // (rows if "D" in each[1] else 1)
+               for each in weights(config))
+
+
+def plan_traffic(config: DecoderConfig, plan: Any, rows: int, number: int = 4):
+    """What a step exchanges: a Traffic of (kind, axes): Moved(None, result bytes).
+
+    rows: B, of T tokens each, on all devices. number: bytes of an activation that travels, and of
+    a weight that layers gather; what is summed has 4. Loss and gradients as of `train.py`, without
+    the norms of clipping.
+    """
+    moved = Counter()
+    for key, size in (*_of_tokens(config, plan, rows, number), *_of_weights(config, plan, number)):
+        axes = tuple(axis for axis in plan.sizes if axis in key[1] and plan.sizes[axis] > 1)
+        if axes:
+            moved[key[0], axes] += size
+    return Traffic({key: Moved(None, size) for key, size in moved.items() if size}, plan.sizes)
+
+
+def _of_tokens(config, plan, rows, number):
+    """((kind, axes), bytes) of all that travels because of the rows."""
+    m, p, D, e = plan.microbatches, plan.stage, config.embed, config.experts
+    b = rows // plan.batch // plan.expert // m
+    tokens, periods = b * config.tokens, config.layers // config.period
+    dense = replace(config, experts=None, remat=plan.remat)
+    turns, again, u = m, plan.remat != "none", number * tokens * D
+    if p > 1:
+        found = turns_of(plan.schedule, p, m)
+        turns, again = found.permutes / 2, again + (plan.schedule == "lockstep")
+        yield ("collective-permute", ("stage",)), found.permutes * u
+        yield ("all-reduce", ("stage",)), 2 * m * u + 4 * (1 + config.bias) * D
+        yield ("all-reduce", ("batch", "expert", "stage")), 2 * 4
+        if plan.schedule == "zero_bubble":
+            turns = m
+    if plan.model > 1:
+        mesh = type("Sizes", (), {"shape": {"batch": 1, "model": plan.model}})
+        all_of_it = decoder_step_traffic(dense, mesh, b, "tensor_parallel", number=number)
+        layers = all_of_it["all-reduce", ("model",)].bytes - tokens * (number * 2 * D + 3 * 4)
+        if e is not None:
+            layers += periods * tokens * (number * 2 * D + 4 * 2 * e.active)
+        yield ("all-reduce", ("model",)), turns * layers // p
+    yield ("all-reduce", ("stage", "model")), m * (2 * u + 3 * 4 * tokens)
+    if e is not None:
+        slots = number * b * slots_in_row(config) * D
+        yield ("all-to-all", ("expert",)), turns * periods // p * (4 + 2 * again) * slots
+        sums = again if p > 1 else LOADS + again  # a pipeline's loss needs none of them forward
+        yield ("all-reduce", ("batch", "expert")), turns * periods // p * 4 * sums * e.count
+
+
+def _of_weights(config, plan, number):
+    """The same of weights and their gradients, along the axes that split the rows."""
+    whole, m = plan.stage > 1, plan.microbatches
+    by_hand = plan.rules != "tensor_parallel"
+    parts = m if plan.is_fully_sharded and not whole else 1
+    if not whole:
+        yield ("all-reduce", ("batch", "expert")), m * 2 * 4
+    for weight in weights(config):
+        q, letters, in_layers = own_numbers(config, plan, weight), weight[1], weight[2]
+        axes = ("batch",) if "E" in letters else ("batch", "expert")
+        if not by_hand or "D" not in letters:
+            twice = "V" in letters and not whole and m == 1 and not by_hand
+            yield ("all-reduce", axes), 4 * q * (1 + twice)
+            continue
+        gathers = parts if in_layers else 1  # what stands outside of the layers stays gathered
+        if plan.batch > 1:
+            yield ("all-gather", ("batch",)), gathers * number * q
+            if plan.rules == "fully_sharded_again" and in_layers:
+                yield ("all-gather", ("batch",)), parts * number * _again(config, plan, weight, q)
+            yield ("reduce-scatter", ("batch",)), parts * 4 * q // plan.batch
+        yield ("all-reduce", axes[1:]), parts * 4 * q // plan.batch
+
+
+
+def _again(config, plan, weight, own):
+    """Numbers of a layer's weight that the backward pass gathers again.
+
+    What products and norms need; or, where the forward pass is done again, all but the last bias.
+    """
+    count, letters, _ = weight
+    layers = config.layers // config.period
+    if plan.remat != "none":  # of a layer the last that is listed is the bias of what it gives
+        return own
+    if letters in ("D", "ED"):
+        return min(count, 2 * layers) * config.embed if letters == "D" and count >= 2 * layers else 0
+    return own

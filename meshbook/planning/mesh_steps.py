@@ -1,0 +1,202 @@
+"""How long a plan's step takes and what it holds, by formula: `mesh_costs` on one TPU.
+
+A chip runs one operation after the other, so a step's parts are added: products, by the FLOPs that
+the matrix units spend; every other array, by the bytes that go to memory and back; random numbers
+of dropout, by the vector units; and collectives, by the links of their axes, which nothing hides.
+What stands in a pipeline's turns is multiplied by the turns, those for nothing among them.
+"""
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshbook.hlo.clock import LANES
+from meshbook.hlo.wire import wire_seconds
+from meshbook.models.decoder import DecoderConfig
+from meshbook.planning.costs import tiled
+from meshbook.planning.decoder_costs import AGAIN_BY_ROW, layer_products
+from meshbook.planning.decoder_memory import waiting_bytes
+from meshbook.planning.devices import Device
+from meshbook.planning.expert_costs import slots_in_row
+from meshbook.planning.mesh_costs import own_parameters, plan_traffic
+from meshbook.planning.pipeline_costs import turns_of
+
+SIDE = 128  # of a matrix unit: a product with a smaller side takes as long as with this one
+DRAWN = 64  # steps of a vector unit for a random number: 20 rounds of Threefry for two, and a test
+
+
+class Work(NamedTuple):
+    """FLOPs of one device: `useful`, its share of what must be done; `done`, what it executes;
+    `spent`, what its matrix units could do in that time.
+    """
+
+    useful: float
+    done: float
+    spent: float
+
+
+def kinds_of(config: DecoderConfig):
+    """[(how many layers, whether they have positions, whether they have experts)]."""
+    periods, has = config.layers // config.period, config.experts is not None
+    if config.period == 1:
+        return [(periods, True, has)]
+    return [(periods * (config.period - 1), True, False), (periods, False, has)]
+
+
+def products_of(config: DecoderConfig, has_positions: bool, has_experts: bool, ways: int,
+                slots: float):
+    """{what: FLOPs} of a layer's products forward, for a token, by all devices along "model".
+
+    slots: of experts for a token. See `decoder_costs.layer_products`.
+    """
+    each, e = layer_products(config, has_positions, ways), config.experts
+    if has_experts:
+        mlp = 2 * (2 + config.gated) * config.embed
+        del each["DF"]
+        each |= {"DC": 2 * config.embed * e.count * ways, "experts": mlp * config.hidden * slots,
+                 "DM": (1 + config.gated) * 2 * config.embed * e.shared,
+                 "FD": 2 * config.embed * e.shared}
+    return each
+
+
+def passes_of(plan: Any):
+    """How often a layer goes (forward, through what remat does again, backward) for a microbatch.
+
+    A device of a pipeline works in every turn of GPipe, also on nothing, and of the others in the
+    longest of what some device does.
+    """
+    p, m = plan.stage, plan.microbatches
+    if p == 1:
+        return 1.0, 1.0, 1.0
+    turns = turns_of(plan.schedule, p, m).permutes / 2 / m
+    if plan.schedule == "lockstep":
+        return 2 * turns, turns, turns
+    return (turns / 3,) * 3 if plan.schedule == "zero_bubble" else (turns,) * 3
+
+
+def plan_work(config: DecoderConfig, plan: Any, rows: int):
+    """The Work of a step with so many rows."""
+    useful = done = spent = 0
+    forward, redone, backward = passes_of(plan)
+    e = config.experts
+    choices, slots = (e.active, slots_in_row(config) / config.tokens) if e else (0, 0)
+    narrow = max(1, SIDE / config.head_size)
+    for count, has_positions, has_experts in kinds_of(config):
+        useful += 3 * count * sum(
+            products_of(config, has_positions, has_experts, 1, choices).values())
+        each = products_of(config, has_positions, has_experts, plan.model, slots)
+        wide = each | {name: narrow * each[name] for name in ("scores", "values")}
+        total = lambda products: count * (sum(products.values()) * (forward + 2 * backward)
+                                          + redone * AGAIN_BY_ROW[plan.remat](products))
+        done += total(each)
+        spent += total(wide)
+    head, tokens = 3 * 2 * config.embed, rows * config.tokens / math.prod(plan.sizes.values())
+    return Work(tokens * (useful + head * config.vocabulary),
+                tokens * (done + head * config.padded), tokens * (spent + head * config.padded))
+
+
+@functools.cache
+def layer_bytes(config: DecoderConfig, ways: int, rows: int, policy: str):
+    """[(how many layers of a kind, bytes that wait in one of them)], of a device's rows.
+
+    ways: devices along "model"; policy: of rematerialisation, see `waiting_bytes`.
+    """
+    dense, found = replace(config, experts=None), []
+    for count, has_positions, has_experts in kinds_of(config):
+        own = waiting_bytes(dense, rows, ways, has_positions, policy, tpu=True)
+        if has_experts and policy == "none":
+            own += experts_bytes(config, ways, rows)
+        found.append((count, own))
+    return found
+
+
+def experts_bytes(config: DecoderConfig, ways: int, rows: int):
+    """Bytes of what experts keep of so many rows, less those of the MLP in whose place they are."""
+    number, slots = np.dtype(config.dtype).itemsize, rows * slots_in_row(config)
+    F, M, tokens = config.hidden // ways, config.experts.shared // ways, rows * config.tokens
+    shared = 6 * tiled(tokens, M) if M else 0
+    return number * (2 * tiled(slots, config.embed) + (1 + config.gated) * tiled(slots, F)
+                     + shared - 6 * tiled(tokens, F))
+
+
+def plan_memory(config: DecoderConfig, plan: Any, rows: int):
+    """{what: bytes} that one device holds in a step with Adam.
+
+    Weights that are gathered, or copied to the products' dtype, once for all microbatches, stand
+    beside the stored ones, and the sums of the gradients beside both.
+    """
+    number, m, p = np.dtype(config.dtype).itemsize, plan.microbatches, plan.stage
+    b = rows // plan.batch // plan.expert // m
+    stored, used = (own_parameters(config, plan, each) for each in (True, False))
+    own = stored if plan.is_fully_sharded or plan.rules == "tensor_parallel" else (
+        own_parameters(config, replace(plan, rules="fully_sharded")))
+    kept = m + p - 1 if plan.schedule == "gpipe" and p > 1 else (
+        turns_of(plan.schedule, p, m).kept if p > 1 else 1)
+    kind = lambda policy: layer_bytes(config, plan.model, b, policy)
+    waits = sum(count * each for count, each in kind(plan.remat)) / p
+    if plan.schedule == "lockstep" and p > 1:  # of the others only what came into the stage
+        waits = waits / kept + kind("all")[0][1]
+    tokens, V = b * config.tokens, config.padded // plan.model // p
+    return {"parameters": 4 * stored, "moments": 8 * own,
+            "gradients": 4 * (used if m > 1 or p > 1 else stored),
+            "gathered": number * used, "activations": int(kept * waits),
+            "layer": max(each for _, each in kind("none")), "logits": 4 * tiled(min(tokens, 4096), V),
+            "inputs": 4 * 2 * tiled(rows // plan.batch // plan.expert, config.tokens)}
+
+
+def plan_peak(held: dict):
+    """The most bytes of `plan_memory` at once: logits are gone when a layer goes back."""
+    always = sum(held.values()) - held["layer"] - held["logits"]
+    return always + max(held["layer"], held["logits"])
+
+
+def plan_moved(config: DecoderConfig, plan: Any, rows: int):
+    """Bytes to and from the memory of one device in a step with Adam, by what they are.
+
+    Every array that a layer makes is written once and read once; in the backward pass it is read
+    again, and its gradient is written and read. Scores are arrays, too. Each microbatch reads the
+    weights in every pass and adds to the gradients, which are float32.
+    """
+    number, m, p = np.dtype(config.dtype).itemsize, plan.microbatches, plan.stage
+    b = rows // plan.batch // plan.expert // m
+    forward, redone, backward = passes_of(plan)
+    again = redone * (plan.remat != "none")
+    made = layer_bytes(replace(config, by_row=False), plan.model, b, "none")
+    layers = m * sum(count * each for count, each in made) / p
+    used, stored = own_parameters(config, plan, False), own_parameters(config, plan)
+    tokens, V = rows / plan.batch / plan.expert * config.tokens, config.padded / plan.model / p
+    return {"activations": layers * (2 * (forward + again) + 3 * backward),
+            "weights": m * number * used * (forward + again + backward),
+            "gradients": 2 * 4 * used * m * backward, "update": 8 * 4 * stored,
+            "logits": 4 * 4 * tokens * V}
+
+
+def plan_drawn(config: DecoderConfig, plan: Any, rows: int):
+    """Random numbers that one device draws for dropout: in a pipeline those of all rows."""
+    forward, redone, _ = passes_of(plan)
+    share = 1 if plan.stage > 1 else plan.batch * plan.expert
+    passes = forward + redone * (plan.remat != "none")
+    numbers = rows * config.tokens * config.embed * 2 * config.layers / plan.stage
+    return bool(config.dropout) * passes * numbers / share
+
+
+def plan_seconds(config: DecoderConfig, plan: Any, rows: int, device: Device, place: dict):
+    """{what: seconds} of a step: "products", "memory", "random", and one for each axis of the wire.
+
+    place: {axis: (sizes along the dimensions of the torus, chips that share a link)}, see
+    `meshbook.planning.places`.
+    """
+    found = {"products": plan_work(config, plan, rows).spent / device.flops,
+             "memory": sum(plan_moved(config, plan, rows).values()) / device.bandwidth,
+             "random": plan_drawn(config, plan, rows) * DRAWN / LANES / device.clock}
+    traffic = plan_traffic(config, plan, rows, np.dtype(config.dtype).itemsize)
+    for (kind, axes), moved in traffic.items():
+        sizes = [size for axis in axes for size in place[axis][0]]
+        shared = max(place[axis][1] for axis in axes)
+        seconds = shared * wire_seconds(kind, sizes, (0, moved.bytes), device, ring=False)
+        found[axes[0]] = found.get(axes[0], 0) + seconds
+    return found

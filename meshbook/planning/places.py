@@ -1,0 +1,55 @@
+"""Where a mesh's axes lie on a torus of chips, as JAX lays them, without a TPU or its compiler."""
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jax.experimental import mesh_utils
+
+
+@dataclass(frozen=True)
+class Chip:
+    """All that JAX asks of a device to lay out a mesh."""
+
+    id: int
+    coords: tuple
+    platform: str = "tpu"
+    device_kind: str = "TPU v4"
+    core_on_chip: int = 0
+    process_index: int = 0
+    slice_index: int = 0
+
+
+def chips_of(torus: Sequence[int]):
+    """The Chips of a torus such as (2, 4, 4), the first coordinate running fastest."""
+    return [Chip(i, coords[::-1]) for i, coords in enumerate(np.ndindex(*torus[::-1]))]
+
+
+def placed(torus: Sequence[int], mesh: Mapping[str, int], split: bool = True):
+    """The coordinates of the chips of a mesh, (*sizes of its axes, 3).
+
+    split: whether a mesh axis may have a part of an axis of the torus. Raises NotImplementedError,
+    as JAX does, where the mesh does not fit the torus.
+    """
+    devices = mesh_utils.create_device_mesh(
+        tuple(mesh.values()), chips_of(torus), allow_split_physical_axes=split)
+    return np.array([each.coords for each in devices.flat]).reshape(*mesh.values(), len(torus))
+
+
+def spans(torus: Sequence[int], mesh: Mapping[str, int]):
+    """{mesh axis: (sizes along the dimensions of the torus, chips that share a link)}.
+
+    A group of chips along an axis has so many different coordinates in each dimension; where they
+    are not next to each other, links between them also carry what other groups send.
+    """
+    coords, found = placed(torus, mesh), {}
+    for at, axis in enumerate(mesh):
+        group = np.moveaxis(coords, at, 0).reshape(len(coords[0]) if False else mesh[axis], -1,
+                                                   len(torus))[:, 0]
+        along = [sorted(set(group[:, dimension].tolist())) for dimension in range(len(torus))]
+        along = [places for places in along if len(places) > 1]
+        steps = [max(np.diff(places).tolist()) for places in along]
+        found[axis] = tuple(map(len, along)), max(steps, default=1)
+    return found
