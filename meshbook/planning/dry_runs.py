@@ -8,8 +8,13 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec as P
 
+from meshbook.models import MiniGPTConfig, ViTConfig
+from meshbook.models.decoder import DecoderConfig
 from meshbook.planning.clocks import device_of
+from meshbook.planning.costs import gpt_step_flops, vit_step_flops
 from meshbook.planning.devices import GIB
+from meshbook.planning.mesh_steps import plan_work
+from meshbook.planning.meshes import Plan
 from meshbook.planning.topologies import Compilation, compile_for, tpu_mesh
 from meshbook.text import scaled, sized_bytes
 from meshbook.training import abstract_state, train_step
@@ -31,11 +36,23 @@ def compile_run(topology: str, axes: Mapping[str, int], batch: Mapping[str, Any]
     return made, sum(leaf.size for leaf in jax.tree.leaves(state.params))
 
 
-def said_of(made: Compilation, parameters: int, steps: int, labels: Sequence[int]):
+def useful_flops(config: ViTConfig | MiniGPTConfig | DecoderConfig, rows: int):
+    """FLOPs that a training step with so many rows has to do: nothing twice, nothing for padding.
+
+    Of experts only those that a token goes to.
+    """
+    if isinstance(config, DecoderConfig):
+        return plan_work(config, Plan(), rows).useful
+    flops = vit_step_flops if isinstance(config, ViTConfig) else gpt_step_flops
+    return flops(config, rows)[0]
+
+
+def said_of(made: Compilation, parameters: int, steps: int, labels: Sequence[int],
+            useful: int | float):
     """What a Compilation says of a run of so many steps, as text.
 
-    labels: the shape of a batch's, (B,) of images or (B, T) of tokens. Times are those of the
-    compiler's clock, an estimate.
+    labels: the shape of a batch's, (B,) of images or (B, T) of tokens; useful: FLOPs of a step that
+    has to be done, by all devices together. Times are those of the compiler's clock, an estimate.
     """
     chip = device_of(made.topology)
     lines = [f"{parameters:,} parameters on {made.mesh or 'one device'} of {made.topology}, "
@@ -48,7 +65,9 @@ def said_of(made: Compilation, parameters: int, steps: int, labels: Sequence[int
     for axes in dict.fromkeys(axes for _, axes in made.traffic):
         sent = sized_bytes(made.traffic.wire(*axes))
         lines.append(f"wire       {sent} per device and step along {', '.join(axes)}")
-    lines.append(f"work       {scaled(made.flops, 'FLOP')} per device and step")
+    devices = math.prod(made.mesh.values()) if made.mesh else 1
+    lines.append(f"work       {scaled(made.flops, 'FLOP')} per device and step, "
+                 f"{made.flops * devices / useful:.2f} of the useful work")
     if made.clock is None:
         return "\n".join([*lines, "time       the compiler's clock has none for this program"])
     step, exposed = made.clock["step"], made.clock["exposed"]
@@ -56,6 +75,6 @@ def said_of(made: Compilation, parameters: int, steps: int, labels: Sequence[int
     takes = f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.1f} days"
     what = "tokens" if len(labels) == 2 else "images"
     lines += [f"time       {step:,.0f} ms a step by the compiler's clock, {exposed:,.0f} of them "
-              f"waiting for links; {made.flops / (step / 1e3) / chip.flops:.0%} of the peak",
+              f"waiting for links; {useful / devices / (step / 1e3) / chip.flops:.0%} MFU",
               f"the run    {steps:,} steps, {count:,} {what}, {takes}"]
     return "\n".join(lines)

@@ -6,11 +6,16 @@ import optax
 import pytest
 from flax import nnx
 
+from meshbook.models import MiniGPTConfig, ViTConfig
 from meshbook.models.decoder import Decoder, DecoderConfig
+from meshbook.models.expert_layers import ExpertSizes
 from meshbook.models.pipelined import pipelined
 from meshbook.parallel.pipeline import one_f_one_b
 from meshbook.planning import topologies
-from meshbook.planning.dry_runs import compile_run, said_of
+from meshbook.planning.costs import gpt_step_flops, vit_step_flops
+from meshbook.planning.decoder_costs import decoder_step_flops
+from meshbook.planning.dry_runs import compile_run, said_of, useful_flops
+from meshbook.planning.expert_costs import expert_step_flops
 from meshbook.sharding import Sharding
 
 RECORD = topologies.recorded()
@@ -18,29 +23,40 @@ compiler = pytest.mark.skipif(not topologies.installed(), reason="libtpu is not 
 
 
 def test_memory_wire_work_and_time_are_those_of_the_program():
-    made = RECORD["v2-8 (4, 2) 128"]
-    assert said_of(made, 7_000, 1_000_000, (128,)).splitlines() == [
+    made, useful = RECORD["v2-8 (4, 2) 128"], 4e11
+    assert said_of(made, 7_000, 1_000_000, (128,), useful).splitlines() == [
         "7,000 parameters on {'batch': 4, 'model': 2} of v2-8, compiled in 43 s",
         "memory     0.2 of 8 GiB on each device, 0.1 of them the state and the batch",
         # a ring of n sends 2 (n - 1) / n of an all-reduce's bytes
         f"wire       {21_514_800 * 3 / 2 / 1e6:.1f} MB per device and step along batch",
         f"wire       {76_677_120 / 1e6:.1f} MB per device and step along model",
-        "work       68.3 GFLOP per device and step",
+        f"work       68.3 GFLOP per device and step, {8 * 68_269_768_704 / useful:.2f} of the useful "
+        "work",
         # of 23 TFLOP/s that a core of a TPU v2 does
         "time       11 ms a step by the compiler's clock, 1 of them waiting for links; "
-        f"{68_269_768_704 / 10.962e-3 / 23e12:.0%} of the peak",
+        f"{useful / 8 / 10.962e-3 / 23e12:.0%} MFU",
         f"the run    1,000,000 steps, 128,000,000 images, {1e6 * 10.962e-3 / 3_600:.1f} hours"]
-    assert said_of(made, 7, 10**8, (128,)).endswith(f"images, {1e8 * 10.962e-3 / 86_400:.1f} days")
-    assert "1,000 steps, 2,048,000 tokens" in said_of(made, 7, 1_000, (128, 16))
+    long = said_of(made, 7, 10**8, (128,), useful)
+    assert long.endswith(f"images, {1e8 * 10.962e-3 / 86_400:.1f} days")
+    assert "1,000 steps, 2,048,000 tokens" in said_of(made, 7, 1_000, (128, 16), useful)
+
+
+def test_useful_work_is_what_each_model_has_to_do():
+    vit, gpt, decoder = ViTConfig(), MiniGPTConfig(), DecoderConfig.jaxformer(remat="all")
+    assert useful_flops(vit, 32) == vit_step_flops(vit, 32)[0]
+    assert useful_flops(gpt, 32) == gpt_step_flops(gpt, 32)[0]
+    assert useful_flops(decoder, 32) == pytest.approx(decoder_step_flops(decoder, 32)[0])
+    some = replace(decoder, remat="none", experts=ExpertSizes(4, 2, capacity=1.5, shared=64))
+    assert useful_flops(some, 32) == pytest.approx(expert_step_flops(some, 32)[0])
 
 
 def test_a_program_without_a_clock_has_no_time():
-    said = said_of(replace(RECORD["v2-8 (4, 2) 128"], clock=None), 7, 10, (128,))
+    said = said_of(replace(RECORD["v2-8 (4, 2) 128"], clock=None), 7, 10, (128,), 1e9)
     assert said.endswith("time       the compiler's clock has none for this program")
 
 
 def test_what_does_not_fit_says_by_how_much():
-    said = said_of(RECORD["v2-8 none 4096"], 7, 10, (4096,)).splitlines()
+    said = said_of(RECORD["v2-8 none 4096"], 7, 10, (4096,), 1e9).splitlines()
     assert said[0] == "7 parameters on one device of v2-8, compiled in 6 s"
     assert said[1:] == ["does not fit: a device would need 20.8 GiB, and has 7.5"]
 
@@ -63,4 +79,4 @@ def test_a_run_in_stages_is_compiled_before_it_begins():
     assert made.fits and made.mesh == axes and made.clock["step"] > 0
     assert parameters == 256 * 128 + 2 * (4 * 128**2 + 3 * 128 * 256 + 2 * 128) + 128
     assert made.traffic.along("stage").count  # activations and gradients go on to neighbours
-    assert "along stage" in said_of(made, parameters, 10, (8, 128))
+    assert "along stage" in said_of(made, parameters, 10, (8, 128), useful_flops(config, 8))
