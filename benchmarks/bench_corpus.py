@@ -113,13 +113,13 @@ def _tokenise(text):
 
 def corpus(path, encoding, workers):
     """A corpus of this book, whole: pieces, shards, index."""
-    from meshbook.data.corpus import build
+    from meshbook.data.corpus import build_corpus
     from meshbook.data.corpus_plan import plan
 
     made = plan([path], encoding, shard_tokens=10_000_000, piece_bytes=1 << 22, held_out=0.01)
     folder = path.parent / "corpus"
     shutil.rmtree(folder, ignore_errors=True)
-    index = build(made, folder, encoding, workers)
+    index = build_corpus(made, folder, encoding, workers)
     return sum(each["tokens"] for split in index["splits"].values() for each in split)
 
 

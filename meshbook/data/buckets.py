@@ -96,7 +96,7 @@ def exactly(files: Any, path: str, start: int, stop: int):
 
 
 def again(failure: str, function: Callable, *arguments: Any, **named: Any):
-    """What a call returns, made TRIES times if it must; then an OSError that begins with failure."""
+    """What a call returns, made TRIES times if it must; then OSError, beginning with failure."""
     for attempt in range(1, TRIES + 1):
         try:
             return function(*arguments, **named)

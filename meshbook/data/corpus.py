@@ -1,4 +1,4 @@
-"""A corpus: documents become tokens, and the tokens shards of equal length, on any number of workers.
+"""A corpus: documents become tokens, and tokens shards of equal length, on any number of workers.
 
 First each piece of the inputs becomes a token file of its own; which tokens are in it depends on
 the piece alone. Then the lengths of all pieces say where each shard begins in the one stream of
@@ -139,7 +139,7 @@ class IsIntact:
         return intact(Place(self.folder), entry, self.plan) == entry
 
 
-def build(
+def build_corpus(
     plan: Plan, folder: str | os.PathLike, encoding: tiktoken.Encoding, workers: Any = InProcess()
 ):
     """Make the corpus of a plan in a folder or bucket; returns the index, written last.
@@ -152,7 +152,8 @@ def build(
     """
     place, folder = Place(folder), os.fspath(folder)
     claim(place, plan)
-    if (index := finished(place, plan)) and all(workers.run(IsIntact(plan, folder), entries(index))):
+    index = finished(place, plan)
+    if index and all(workers.run(IsIntact(plan, folder), entries(index))):
         place.remove(PIECES)
         return index
     counts = list(workers.run(MakePiece(plan, folder, encoding), range(len(plan.pieces))))

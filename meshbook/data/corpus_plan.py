@@ -112,6 +112,7 @@ def differing(expected: dict[str, Any], found: dict[str, Any]):
     ours, theirs = ({each["url"]: each for each in facts["inputs"]} for facts in (expected, found))
     for name in [*ours, *theirs]:
         if ours.get(name) != theirs.get(name):
-            how = {(True, False): "is missing there", (False, True): "is missing here"}
-            return f"its input {name} {how.get((name in ours, name in theirs), 'has other content')}"
+            how = ("is missing there" if name not in theirs else
+                   "is missing here" if name not in ours else "has other content")
+            return f"its input {name} {how}"
     return "its inputs are in another order"

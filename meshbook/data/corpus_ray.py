@@ -1,7 +1,7 @@
 """A corpus by Ray: the same jobs, spread over a cluster by Ray Data (pip install 'meshbook[ray]').
 
     ray.init(address="auto")
-    build(plan, "gs://bucket/corpus", encoding, RayData(64))
+    build_corpus(plan, "gs://bucket/corpus", encoding, RayData(64))
 
 All workers must reach inputs and output by the same URLs: on several machines, in a bucket or on a
 disk that they share. Ray restarts a worker that ends, and makes its items again: jobs allow that.
@@ -21,7 +21,7 @@ class RayData:
         self.count = count
 
     def run(self, job: Callable, items: Iterable):
-        """Yield what the job returns for each item, in order; the first error of a job is raised."""
+        """Yield what the job returns for each item, in order; its first error is raised."""
         import ray.data
 
         ray.data.DataContext.get_current().enable_progress_bars = False

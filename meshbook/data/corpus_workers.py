@@ -1,4 +1,4 @@
-"""Who makes a corpus: this process, or a pool of processes; and a test of them before they start."""
+"""Who makes a corpus: this process, or a pool of processes; and a test before they start."""
 import dataclasses
 import hashlib
 import multiprocessing

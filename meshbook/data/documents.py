@@ -95,11 +95,11 @@ def texts(source: Input, begin: int, end: int, field: str):
     at, content = records(source, begin, end, separator)
     for record in content.split(separator):
         if record.strip():
-            yield at, text_of(source, at, record, field)
+            yield at, text_in(source, at, record, field)
         at += len(record) + len(separator)
 
 
-def text_of(source: Input, at: int, record: bytes, field: str):
+def text_in(source: Input, at: int, record: bytes, field: str):
     """The text of one record, which begins at this byte of its file."""
     try:
         if source.kind == "text":
@@ -182,6 +182,6 @@ def row_groups(url: str):
         with fsspec.open(url) as opened:
             file = parquet.ParquetFile(opened).metadata
             groups = [file.row_group(i).total_byte_size for i in range(file.num_row_groups)]
-            return len(groups), sum(groups)
+            return len(groups) if file.num_rows else 0, sum(groups)
     except pyarrow.ArrowInvalid as error:
         raise ValueError(f"{url} is no Parquet file, or damaged: {error}") from None

@@ -167,7 +167,7 @@ class Rows:
                       number)
 
     def take(self, first: int, last: int, share: slice):
-        """Rows of T + 1 tokens: of those from `first` to `last`, counted over all epochs, a share."""
+        """Rows of T + 1 tokens: a share of those from `first` to `last`, counted over epochs."""
         numbers, found = np.arange(first, last)[share], []
         epochs, within = np.divmod(numbers, len(self))
         for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):

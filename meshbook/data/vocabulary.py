@@ -120,16 +120,17 @@ class Identity:
 
 
 def as_facts(encoding: tiktoken.Encoding):
-    """A tiktoken encoding as JSON has it: bytes as base64, in the order of their numbers."""
+    """A tiktoken encoding as JSON has it: ranks are the lines of a .tiktoken file, in one text."""
     ranks = sorted(encoding._mergeable_ranks.items(), key=lambda pair: pair[1])
+    lines = [f"{base64.b64encode(token).decode()} {rank}" for token, rank in ranks]
     return {"name": encoding.name, "pattern": encoding._pat_str,
-            "special": encoding._special_tokens,
-            "ranks": [[base64.b64encode(token).decode(), rank] for token, rank in ranks]}
+            "special": encoding._special_tokens, "ranks": "\n".join(lines)}
 
 
 def of_facts(facts: dict[str, Any]):
     """The inverse of as_facts."""
-    ranks = {base64.b64decode(token): rank for token, rank in facts["ranks"]}
+    lines = (line.split() for line in facts["ranks"].splitlines())
+    ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
     return tiktoken.Encoding(facts["name"], pat_str=facts["pattern"], mergeable_ranks=ranks,
                              special_tokens=facts["special"])
 

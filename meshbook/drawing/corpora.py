@@ -71,7 +71,7 @@ def _mark(x, y):
 def draw_origins(panels: Mapping[str, Float[np.ndarray, "batches B"]]):
     """Draw where in the corpus the rows of batches come from: a panel below the other.
 
-    panels: by title, the place of each row of consecutive batches, from 0 to 1.
+    panels: by title, the place of each row of batches in their order, from 0 to 1.
     """
     body, told, y, high = [], [], 4.0, 104.0
     for number, (title, places_NB) in enumerate(panels.items()):
@@ -88,6 +88,6 @@ def draw_origins(panels: Mapping[str, Float[np.ndarray, "batches B"]]):
         spread = float(np.mean(np.ptp(places_NB, axis=1)))
         told.append(f"{title}: rows of a batch lie in {spread:.0%} of the corpus on average")
         y += high + 38
-    body.append(svg.text(LEFT + (WIDE - LEFT) / 2, y - 2, f"{len(places_NB)} consecutive batches",
-                         11))
+    said = f"{len(places_NB)} batches, in their order"
+    body.append(svg.text(LEFT + (WIDE - LEFT) / 2, y - 2, said, 11))
     return svg.picture("".join(body), WIDE, y + 6, "; ".join(told), shown=560)

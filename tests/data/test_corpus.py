@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from meshbook.data import corpus, token_files, vocabulary
 from meshbook.data.buckets import Place
-from meshbook.data.corpus import build, split_of
+from meshbook.data.corpus import build_corpus, split_of
 from meshbook.data.corpus_plan import plan
 from meshbook.data.corpus_workers import Processes
 from meshbook.data.shards import read_corpus
@@ -38,7 +38,7 @@ def inputs(tmp_path_factory):
 def whole(inputs, tmp_path_factory):
     """A corpus that was made in one go, in one process."""
     folder = tmp_path_factory.mktemp("whole") / "corpus"
-    build(small_plan(inputs), folder, ENCODING)
+    build_corpus(small_plan(inputs), folder, ENCODING)
     return folder
 
 
@@ -79,13 +79,13 @@ def test_the_index_says_what_is_there_and_pieces_are_gone(whole):
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_the_same_bytes_from_any_number_of_workers(inputs, whole, tmp_path, count):
-    build(small_plan(inputs), tmp_path / "x", ENCODING, Processes(count))
+    build_corpus(small_plan(inputs), tmp_path / "x", ENCODING, Processes(count))
     assert hashes(tmp_path / "x") == hashes(whole)
 
 
 @pytest.mark.parametrize("piece_bytes", [700, 10**9])
 def test_the_same_shards_from_pieces_of_any_size(inputs, whole, tmp_path, piece_bytes):
-    build(small_plan(inputs, piece_bytes=piece_bytes), tmp_path / "x", ENCODING)
+    build_corpus(small_plan(inputs, piece_bytes=piece_bytes), tmp_path / "x", ENCODING)
     shards = lambda folder: {name: value for name, value in hashes(folder).items()
                              if name.endswith(".tokens")}
     assert shards(tmp_path / "x") == shards(whole)
@@ -99,7 +99,7 @@ def test_any_documents_in_any_shards_come_back(tmp_path_factory, texts, shard_to
     folder = tmp_path_factory.mktemp("any")
     (folder / "x.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
     made = plan([folder / "x.jsonl"], ENCODING, shard_tokens, piece_bytes, held_out=0)
-    build(made, folder / "out", ENCODING)
+    build_corpus(made, folder / "out", ENCODING)
     found = read_corpus(folder / "out")
     assert list(found.train.documents(found.encoding)) == texts and found.validation is None
 
@@ -121,12 +121,12 @@ class Killer(threading.Thread):
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_workers_killed_at_random_moments(inputs, whole, tmp_path, seed):
-    """Each kill ends the call with a sentence; the same call goes on, and the bytes are the same."""
+    """Each kill ends the call with a sentence; the same call goes on, to the same bytes."""
     killer, failures = Killer(seed, most=4), []
     killer.start()
     for _ in range(12):
         try:
-            build(small_plan(inputs), tmp_path / "x", ENCODING, Processes(2))
+            build_corpus(small_plan(inputs), tmp_path / "x", ENCODING, Processes(2))
             break
         except RuntimeError as error:
             failures.append(str(error))
@@ -151,7 +151,7 @@ def slowly(self, name, content):
     write(self, name, content)
     print(name, flush=True)
 Place.write = slowly
-corpus.build(small_plan({inputs!r}), {folder!r}, ENCODING)
+corpus.build_corpus(small_plan({inputs!r}), {folder!r}, ENCODING)
 """
 
 
@@ -169,14 +169,14 @@ def test_the_whole_process_killed_after_any_file(inputs, whole, tmp_path):
         process.stdout.close()
         kills += 1
     assert kills > 2
-    build(small_plan(inputs), tmp_path / "x", ENCODING)
+    build_corpus(small_plan(inputs), tmp_path / "x", ENCODING)
     assert hashes(tmp_path / "x") == hashes(whole)
 
 
 def test_what_is_intact_is_not_made_again(inputs, whole, tmp_path, monkeypatch):
     shutil.copytree(whole, tmp_path / "x")
     monkeypatch.setattr(Place, "write", lambda *_: pytest.fail("written"))
-    assert build(small_plan(inputs), tmp_path / "x", ENCODING)["splits"]["train"]
+    assert build_corpus(small_plan(inputs), tmp_path / "x", ENCODING)["splits"]["train"]
 
 
 def damaged(path, how):
@@ -194,7 +194,7 @@ def test_a_damaged_shard_is_refused_and_made_again(inputs, whole, tmp_path, how)
     found = read_corpus(tmp_path / "x")
     with pytest.raises((ValueError, FileNotFoundError), match="train-000002.tokens"):
         found.train.open(2)
-    build(small_plan(inputs), tmp_path / "x", ENCODING, Processes(2))
+    build_corpus(small_plan(inputs), tmp_path / "x", ENCODING, Processes(2))
     assert hashes(tmp_path / "x") == hashes(whole)
 
 
@@ -206,7 +206,7 @@ def test_a_damaged_piece_is_made_again(inputs, whole, tmp_path, monkeypatch, how
     counts = [job(0), job(1)]
     damaged(tmp_path / "x" / corpus.piece_name("train", 1), how)
     assert [job(0), job(1)] == counts
-    build(small_plan(inputs), tmp_path / "x", ENCODING)
+    build_corpus(small_plan(inputs), tmp_path / "x", ENCODING)
     assert hashes(tmp_path / "x") == hashes(whole)
 
 
@@ -214,7 +214,7 @@ def test_a_vocabulary_of_more_than_16_bits(inputs, tmp_path):
     tokens = vocabulary.token_bytes(ENCODING)[:-1]
     ranks = dict.fromkeys([*tokens, *(b" no%d" % i for i in range(70_000 - len(tokens)))])
     large = vocabulary.encoding_of("large", {token: i for i, token in enumerate(ranks)})
-    build(small_plan(inputs, encoding=large), tmp_path / "x", large)
+    build_corpus(small_plan(inputs, encoding=large), tmp_path / "x", large)
     found = read_corpus(tmp_path / "x")
     assert found.train.open(0).ids.dtype == np.uint32 and found.train.open(0).ids.max() == 70_000
     assert documents(tmp_path / "x") == OF
@@ -231,7 +231,7 @@ def test_parquet_gives_the_shards_of_json_lines(tmp_path):
     for kind in ("parquet", "jsonl"):
         made = small_plan(tmp_path / f"x.{kind}")
         assert len(made.pieces) > 5
-        found.append(build(made, tmp_path / kind, ENCODING)["splits"])
+        found.append(build_corpus(made, tmp_path / kind, ENCODING)["splits"])
     assert found[0] == found[1]
 
 

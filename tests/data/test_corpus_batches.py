@@ -1,4 +1,4 @@
-"""Batches from shards: every row once an epoch, the same for any processes, resumed in the middle."""
+"""Batches from shards: each row once an epoch, the same for any processes, resumed midway."""
 import itertools
 import shutil
 import time
@@ -9,7 +9,7 @@ from corpora import ENCODING, clear_memory, failing, small_plan, write_inputs
 
 from meshbook.data import buckets, shards, tokens
 from meshbook.data.buckets import Place, sealed, unsealed
-from meshbook.data.corpus import build
+from meshbook.data.corpus import build_corpus
 from meshbook.data.shards import Split, batches, read_corpus
 
 B, T = 6, 32
@@ -19,7 +19,7 @@ B, T = 6, 32
 def folder(tmp_path_factory):
     inputs = write_inputs(tmp_path_factory.mktemp("inputs"))
     folder = tmp_path_factory.mktemp("corpus") / "x"
-    build(small_plan(inputs), folder, ENCODING)
+    build_corpus(small_plan(inputs), folder, ENCODING)
     return folder
 
 
@@ -80,7 +80,7 @@ def test_a_window_mixes_its_shards_and_no_others(split):
         size = sum((split.shards[n]["tokens"] - 1) // T for n in window)
         now, seen = seen[:size], seen[size:]
         assert all(each & set(window) for each in now)
-        if min(split.shards[n]["tokens"] for n in window) == 3000:  # the first half has some of each
+        if min(split.shards[n]["tokens"] for n in window) == 3000:  # its first half has each
             assert set(window) <= set().union(*now[:size // 2])
     assert not seen and len(windows) > 3 and sum(windows, []) != list(range(len(split.shards)))
 

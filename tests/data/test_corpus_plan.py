@@ -7,7 +7,7 @@ from corpora import ENCODING, TEXTS, small_plan, write_inputs
 
 from meshbook.data import vocabulary
 from meshbook.data.buckets import Place
-from meshbook.data.corpus import build
+from meshbook.data.corpus import build_corpus
 from meshbook.data.corpus_plan import claim, plan
 
 
@@ -47,7 +47,7 @@ def one_less(inputs):
 def test_other_inputs_are_refused(claimed, inputs, change, said):
     change(inputs)
     with pytest.raises(ValueError, match=f"is of another plan: {said}; expected an empty folder"):
-        build(small_plan(inputs), claimed.url, ENCODING)
+        build_corpus(small_plan(inputs), claimed.url, ENCODING)
 
 
 @pytest.mark.parametrize("settings, said", [
@@ -70,7 +70,7 @@ def test_shards_without_a_plan_are_refused(tmp_path, inputs):
     Place(tmp_path / "x").write("train-000000.tokens", b"of an earlier corpus")
     with pytest.raises(ValueError, match="expected an empty folder or one with the same plan.json, "
                                          "found train-000000.tokens and none"):
-        build(small_plan(inputs), tmp_path / "x", ENCODING)
+        build_corpus(small_plan(inputs), tmp_path / "x", ENCODING)
 
 
 def test_a_plan_that_was_cut_short_is_written_again_unless_there_is_more(claimed, inputs):
@@ -101,4 +101,4 @@ def test_a_split_without_documents_is_refused(tmp_path):
     (tmp_path / "x.txt").write_text("Only one.")
     with pytest.raises(ValueError, match="no document is for validation: expected at least one, "
                                          "found 1 documents in all and held_out=1e-09"):
-        build(small_plan(tmp_path / "x.txt", held_out=1e-9), tmp_path / "x", ENCODING)
+        build_corpus(small_plan(tmp_path / "x.txt", held_out=1e-9), tmp_path / "x", ENCODING)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from corpora import ENCODING, hashes, small_plan, write_inputs
 
-from meshbook.data.corpus import build
+from meshbook.data.corpus import build_corpus
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN = ROOT / ".venv-ray" / "bin" / "python"
@@ -29,7 +29,7 @@ def has_namespaces():
                                                  "address")
 def test_ray_makes_the_same_bytes_while_its_workers_are_killed(tmp_path):
     inputs = write_inputs(tmp_path / "inputs")
-    build(small_plan(inputs), tmp_path / "here", ENCODING)
+    build_corpus(small_plan(inputs), tmp_path / "here", ENCODING)
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])
     done = subprocess.run(
         [*ALONE, PYTHON, ROOT / "tests" / "support" / "corpus_by_ray.py", inputs,

@@ -7,7 +7,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from meshbook.data import buckets
 from meshbook.data.buckets import Place
-from meshbook.data.corpus import build
+from meshbook.data.corpus import build_corpus
 from meshbook.data.corpus_workers import InProcess, Processes, check_workers
 from meshbook.data.shards import read_corpus
 
@@ -56,7 +56,7 @@ def test_an_error_of_a_job_arrives_with_its_message(inputs, tmp_path):
     with open(inputs / "a.jsonl", "a") as file:
         file.write('{"text": 1}\n')
     with pytest.raises(ValueError, match="a.jsonl, line 203 is a JSON object without a text"):
-        build(small_plan(inputs), tmp_path / "x", ENCODING, Processes(2))
+        build_corpus(small_plan(inputs), tmp_path / "x", ENCODING, Processes(2))
 
 
 @pytest.fixture
@@ -76,8 +76,8 @@ def shards(folder):
 
 
 def test_a_bucket_gives_the_shards_of_a_folder(inputs, bucket, tmp_path):
-    build(small_plan(inputs), tmp_path / "x", ENCODING)
-    build(small_plan(f"{bucket}/in"), f"{bucket}/out", ENCODING)
+    build_corpus(small_plan(inputs), tmp_path / "x", ENCODING)
+    build_corpus(small_plan(f"{bucket}/in"), f"{bucket}/out", ENCODING)
     assert shards(f"{bucket}/out") == shards(tmp_path / "x") and len(hashes(tmp_path / "x")) > 8
     assert set(Place(f"{bucket}/out").names()) == {path.name for path in (tmp_path / "x").iterdir()}
 
@@ -85,12 +85,12 @@ def test_a_bucket_gives_the_shards_of_a_folder(inputs, bucket, tmp_path):
 @pytest.mark.parametrize("share", [0.1, 0.38])
 def test_a_bucket_that_fails_in_the_middle(inputs, bucket, tmp_path, share):
     """Often enough, so that some calls give up: going on finishes, and the bytes are the same."""
-    build(small_plan(inputs), tmp_path / "x", ENCODING)
+    build_corpus(small_plan(inputs), tmp_path / "x", ENCODING)
     made, gave_up = small_plan(f"{bucket}/in"), []
     with failing(seed=1, share=share) as failures:
         for _ in range(60):
             try:
-                build(made, f"{bucket}/out", ENCODING)
+                build_corpus(made, f"{bucket}/out", ENCODING)
                 break
             except OSError as error:
                 gave_up.append(str(error))
@@ -104,7 +104,7 @@ def test_a_bucket_that_fails_in_the_middle(inputs, bucket, tmp_path, share):
 
 
 def test_shards_of_a_bucket_are_kept_in_a_folder(bucket, tmp_path):
-    build(small_plan(f"{bucket}/in"), f"{bucket}/out", ENCODING)
+    build_corpus(small_plan(f"{bucket}/in"), f"{bucket}/out", ENCODING)
     first = read_corpus(f"{bucket}/out", cache=tmp_path / "cache").train.open(0)
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".tokens"]
     again = read_corpus(f"{bucket}/out", cache=tmp_path / "cache").train

@@ -1,5 +1,6 @@
 """Vocabularies: every text comes back, GPT-2's tokens are tiktoken's, learned ones repeatable."""
 import functools
+import json
 import os
 import shutil
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -178,3 +180,19 @@ def test_damaged_files_of_gpt2_are_refused_and_left_alone(tmp_path, file):
     with pytest.raises(ValueError, match=f"not GPT-2's {file}, or damaged: expected SHA-256"):
         vocabulary.gpt2(tmp_path)
     assert path.read_bytes() == content
+
+
+def test_a_vocabulary_comes_back_from_its_facts():
+    """By JSON: its tokens, its numbers, how it cuts, and its special tokens."""
+    gaps = tiktoken.Encoding("gaps", pat_str=r"\w+|\s", special_tokens={vocabulary.END: 9},
+                             mergeable_ranks={b"a": 0, b"b": 1, b"ab": 7, b" ": 3})
+    for encoding in (LEARNED, gaps):
+        facts = json.loads(json.dumps(vocabulary.as_facts(encoding)))
+        back = vocabulary.of_facts(facts)
+        assert (back.name, back.eot_token) == (encoding.name, encoding.eot_token)
+        assert back.special_tokens_set == encoding.special_tokens_set
+        assert back.encode("abba ab") == encoding.encode("abba ab")
+        assert vocabulary.as_facts(back) == facts
+    back = vocabulary.of_facts(vocabulary.as_facts(LEARNED))
+    assert vocabulary.identity(back) == vocabulary.identity(LEARNED)
+    assert gaps.encode("abba ab") == [7, 1, 0, 3, 7]

@@ -19,7 +19,7 @@ import time
 import psutil
 from corpora import ENCODING, small_plan
 
-from meshbook.data.corpus import build
+from meshbook.data.corpus import build_corpus
 from meshbook.data.corpus_ray import RayData
 from meshbook.data.corpus_workers import check_workers
 
@@ -74,7 +74,7 @@ def main(inputs, folder):
         seen = check_workers(plan, folder, ENCODING, workers)
         threading.Thread(target=kill, args=(killed, stopped), daemon=True).start()
         try:
-            build(plan, folder, ENCODING, workers)
+            build_corpus(plan, folder, ENCODING, workers)
         finally:
             stopped.set()
     print(json.dumps({"machines": len(seen), "killed": len(killed)}))
