@@ -45,10 +45,10 @@ class Place:
             return np.frombuffer(content, np.uint8)
         return np.memmap(path, np.uint8, "r") if os.path.getsize(path) else np.empty(0, np.uint8)
 
-    def write(self, name: str, content: bytes):
-        """Write a file, which has its name only when all of it is there."""
+    def write(self, name: str, content: bytes, flush: bool = True):
+        """Write a file, which has its name only when all of it is there; flush: to the disk."""
         if self.is_local:
-            with whole_or_not_at_all(pathlib.Path(self.path(name))) as file:
+            with whole_or_not_at_all(pathlib.Path(self.path(name)), flush) as file:
                 file.write(content)
             return
         # An object store shows an object when all of it has arrived: that is its own rename.

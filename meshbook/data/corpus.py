@@ -71,7 +71,7 @@ class MakePiece:
         except (FileNotFoundError, ValueError):
             made = tokenise(self.plan.pieces[number], self.plan, self.encoding)
         for split, content in made.items():
-            place.write(names[split], content)
+            place.write(names[split], content, flush=False)  # verified before it is used
         return self.counts(names, {s: np.frombuffer(c, np.uint8) for s, c in made.items()})
 
     def counts(self, names: dict[str, str], made: dict[str, np.ndarray]):

@@ -171,15 +171,19 @@ def read_header(path: str | os.PathLike, head: bytes, format: str = FORMAT):
 
 
 @contextlib.contextmanager
-def whole_or_not_at_all(path: pathlib.Path):
-    """A file to write, which takes its name only when all of it is on the disk."""
+def whole_or_not_at_all(path: pathlib.Path, flush: bool = True):
+    """A file to write, which takes its name only when all of it is on the disk.
+
+    Without flush, when all of it is written: a power failure may then leave a damaged file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
     try:
         with open(unfinished, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if flush:
+                os.fsync(file.fileno())
         os.replace(unfinished, path)
     except OSError as error:
         unfinished.unlink(missing_ok=True)
