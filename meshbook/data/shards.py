@@ -202,7 +202,7 @@ def places(counts: tuple, seed: int | np.integer, epoch: int, window: int):
 
 
 def batches(
-    split: Split, B: int, T: int, seed: int | np.integer, documents: bool = False,
+    split: Split | None, B: int, T: int, seed: int | np.integer, documents: bool = False,
     epochs: int | None = None, process_index: int | None = None,
     process_count: int | None = None, window: int = 4
 ):
@@ -211,8 +211,11 @@ def batches(
     Global batch k depends on the corpus, seed, window and k alone, and this process has its
     contiguous share. Each row of each shard comes once an epoch. Shards are opened and verified
     when their window comes, the next window's ahead of time. Raises ValueError for sizes that do
-    not fit and for damaged shards.
+    not fit, for damaged shards, and for the validation of a corpus that held no documents out.
     """
+    if split is None:
+        raise ValueError("no documents for this: expected a split of a corpus, found None, because "
+                         "its plan holds no documents out (held_out=0)")
     rows = Rows(split, T, seed, window) if T > 0 and window > 0 else ()
     if not 0 < B <= len(rows):
         raise ValueError(f"batches of B={B} rows of T={T} tokens with a window of {window} do not "

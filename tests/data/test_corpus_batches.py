@@ -3,14 +3,19 @@ import itertools
 import shutil
 import time
 
+import jax
 import numpy as np
 import pytest
 from corpora import ENCODING, clear_memory, failing, small_plan, write_inputs
+from saved_runs import at
+from soak import make_state
 
 from meshbook.data import buckets, shards, tokens
 from meshbook.data.buckets import Place, sealed, unsealed
 from meshbook.data.corpus import build_corpus
 from meshbook.data.shards import Split, batches, read_corpus
+from meshbook.saving.checkpoints import Checkpoints
+from meshbook.saving.identities import OtherRun
 
 B, T = 6, 32
 
@@ -129,6 +134,22 @@ def test_batches_are_those_of_token_files(split):
         assert np.array_equal(batch["inputs"][:, 1:], batch["labels"][:, :-1])
 
 
+def test_a_checkpoint_keeps_the_place_and_names_the_corpus(split, folder, tmp_path):
+    state, key = at(make_state(mesh=None), 1), jax.random.key(0)
+    make = lambda **how: batches(read_corpus(folder).train, B, T, 0, **how)
+    stream, resumed = make(), make()
+    with Checkpoints(tmp_path) as run:
+        run.resume(state, stream, key)
+        for _ in range(9):
+            next(stream)
+        run.save(state, stream.get_state(), key)
+    with Checkpoints(tmp_path) as run:
+        run.resume(state, resumed, key)
+        assert same(next(resumed), next(stream))
+    with Checkpoints(tmp_path) as run, pytest.raises(OtherRun, match="window: expected 2, found 4"):
+        run.resume(state, make(window=2), key)
+
+
 @pytest.mark.parametrize("sizes, said", [
     ((0, T), "B=0 rows of T=32 tokens with a window of 4 do not fit"),
     ((10**6, T), "at most [0-9],[0-9]+ rows, those of 1[0-9] shards"),
@@ -136,6 +157,8 @@ def test_batches_are_those_of_token_files(split):
 def test_sizes_that_do_not_fit(split, sizes, said):
     with pytest.raises(ValueError, match=said):
         batches(split, *sizes, 0)
+    with pytest.raises(ValueError, match="its plan holds no documents out"):
+        batches(None, B, T, 0)
     with pytest.raises(ValueError, match="with a window of 0 do not fit"):
         batches(split, B, T, 0, window=0)
     with pytest.raises(ValueError, match="expected a multiple of 4"):
