@@ -3,18 +3,18 @@
     python train.py                                      a small decoder, two minutes on two cores
     python train.py minigpt-tinystories --mesh data=4,model=2 --rules tensor_parallel
     python train.py jaxformer-1b --dry-run v4:2x4x4      what it would hold, send, take on 32 chips
+    python -m meshbook.hosts.clusters 4 -- python train.py laptop --mesh data=8     four processes
 
---help lists the presets, PRESET --help all settings. A run has a folder, OUT/RUN, with checkpoints
-and with metrics for TensorBoard. With --run NAME it goes on where it ended, on the same mesh or on
-another one. SIGTERM saves and ends; `touch OUT/RUN/profile` traces the next three steps.
+--help lists the presets, PRESET --help all settings; `launch/` has what starts it on clusters. A run
+has a folder, OUT/RUN, with checkpoints and with metrics for TensorBoard. With --run NAME it goes on
+where it ended, on the same mesh or on another one. SIGTERM saves and ends; `touch OUT/RUN/profile`
+traces the next three steps.
 """
 from __future__ import annotations
 
 import itertools
 import math
-import os
 import sys
-import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +27,10 @@ import tyro
 from flax import nnx
 from tqdm import tqdm
 
-from meshbook.data import images, stories, tokens
+from meshbook.data import images, tokens
+from meshbook.data.named import load_named
+from meshbook.hosts import places
+from meshbook.hosts.replicas import check_batch, check_replicas
 from meshbook.models import MiniGPT, MiniGPTConfig, ViT, ViTConfig, as_text, stream
 from meshbook.models.balanced_loss import balanced_loss
 from meshbook.models.decoder import Decoder, DecoderConfig
@@ -36,8 +39,10 @@ from meshbook.models.losses import language_loss
 from meshbook.models.pipelined import pipelined
 from meshbook.parallel import accumulation, context, pipeline, schedules, slots
 from meshbook.profiling.on_demand import traced_on_demand
+from meshbook.saving.agreement import check_same
 from meshbook.saving.checkpoints import Checkpoints
-from meshbook.sharding import Sharding, axes_of, axis_sizes, make_mesh
+from meshbook.saving.progress import goodput, read_progress
+from meshbook.sharding import Sharding, axes_of, axis_sizes, make_mesh, row_groups
 from meshbook.training import (
     as_it_is, clipped, create_state, decayed, fit, laid_out, loss_and_metrics, mean_metrics
 )
@@ -68,6 +73,7 @@ class Config:
     validate_every: int = 100
     validation_batches: int = 10
     save_every: int = 250
+    compare_every: int = 50  # steps after which all replicas must have the same bits
     sample: int = 60  # tokens that are written when a checkpoint is saved
     prompt: str = "By the sea"
     seed: int = 0
@@ -109,21 +115,9 @@ def axes_of_mesh(text: str):
     return axes | {"model": axes.get("model", 1)}
 
 
-def load(config: Config):
-    """The data: Splits of images or Stories, by name or from a folder."""
-    home = os.environ.get("MESHBOOK_DATA", "data")
-    texts = {"grammar": stories.load_grammar, "tinystories": lambda: stories.load_tinystories(home)}
-    pictures = {"digits": images.load_digits, "cifar10": lambda: images.load_cifar10(home)}
-    named, others = (texts, pictures) if config.is_text else (pictures, texts)
-    if config.data in others:
-        raise ValueError(f"--data {config.data} is not for this model: expected a folder, or one "
-                         f"of {', '.join(named)}")
-    of_folder = stories.load_tinystories if config.is_text else images.load_cifar10
-    return named.get(config.data, lambda: of_folder(config.data))()
-
-
-def batches(config: Config, split: Any, **how: Any):
-    """A Stream of batches, in an order that the seed decides."""
+def batches(config: Config, split: Any, group: int, groups: int, **how: Any):
+    """A Stream of a process's rows of each batch, in an order that the seed decides."""
+    how |= {"process_index": group, "process_count": groups}
     if config.is_text:
         return tokens.batches(split, config.batch, config.model.tokens, config.seed,
                               documents=True, **how)
@@ -138,11 +132,10 @@ def parts(config: Config, axes: dict[str, int]):
     if axes.get("context", 1) > 1:
         rules = replace(rules.also(activations={"T": "context"}), context=context.Context("gather"))
     staged = axes.get("stage", 1) > 1
-    rules = rules.in_stages() if staged else rules
     loss = language_loss if config.is_text else loss_and_metrics
-    if getattr(config.model, "experts", None):
-        loss = balanced_loss
+    loss = balanced_loss if getattr(config.model, "experts", None) else loss
     if staged:
+        rules = rules.in_stages()
         loss = pipelined(SCHEDULES[config.schedule], config.microbatches)
     elif config.microbatches > 1:
         loss = accumulation.in_microbatches(loss, config.microbatches)
@@ -156,35 +149,43 @@ def parts(config: Config, axes: dict[str, int]):
 
 def train(config: Config):
     """Train, with everything around it: resume, validate, save, write, trace, end when asked."""
-    axes = axes_of_mesh(config.mesh)
+    places.connect()
+    check_same("configuration", config)
+    axes, first = axes_of_mesh(config.mesh), jax.process_index() == 0
     devices = helpers.start(math.prod(axes.values()))
-    if not config.mesh and devices[0].platform != "cpu":
+    if not config.mesh and (devices[0].platform != "cpu" or jax.process_count() > 1):
         axes["batch"] = len(devices)
-    data, key = load(config), jax.random.key(config.seed)
+    data, key = load_named(config.data, config.is_text), jax.random.key(config.seed)
     if config.is_text:
-        sizes = replace(config.model, vocabulary=data.encoding.n_vocab)
-        config = replace(config, model=sizes)
+        config = replace(config, model=replace(config.model, vocabulary=data.encoding.n_vocab))
     mesh = make_mesh(tuple(axes.values()), tuple(axes))
     state = create_state(mesh=mesh, prepare=as_it_is if config.is_text else data.prepare,
                          **parts(config, axes))
-    ours = batches(config, data.train)
-    held = batches(config, data.validation, epochs=1)
+    share = row_groups(mesh, state.program.rows)
+    ours = batches(config, data.train, *share)
+    held = batches(config, data.validation, *share, epochs=1)
     held = list(itertools.islice(held, config.validation_batches))
-    folder = config.out / (config.run or time.strftime("%Y%m%d-%H%M%S"))
+    check_batch(state.program.place(held[0]), mesh, state.program.rows)
+    folder = config.out / (config.run or places.started())
     count = sum(x.size for x in jax.tree.leaves(state.params))
-    print(f"{MODELS[type(config.model)].__name__}, {count:,} parameters on {dict(mesh.shape)} · "
-          f"{data.source} · to go on: --run {folder.name}")
+    say = tqdm.write if first else lambda _: None
+    say(f"{MODELS[type(config.model)].__name__}, {count:,} parameters on {dict(mesh.shape)} · "
+        f"{data.source} · to go on: --run {folder.name}")
     with Checkpoints(folder) as checkpoints:
         state, key = checkpoints.resume(state, ours, key)
-        begun, log = int(state.step), wandb_log(config, folder.name)
-        save, trace = checkpoints.on_step(ours, key, config.save_every), traced_on_demand(folder)
+        begun, log = int(state.step), wandb_log(config, folder.name, first)
+        save = checkpoints.on_step(ours, key, config.save_every)
+        trace = traced_on_demand(folder) if first else say
         steps = itertools.count(begun + 1)
-        bar = tqdm(total=config.steps, initial=begun, unit="step", dynamic_ncols=True)
+        bar = tqdm(total=config.steps, initial=begun, unit="step", disable=not first,
+                   dynamic_ncols=True, mininterval=0.1 if sys.stderr.isatty() else 20)
 
         def on_step(state, metrics):
             step = next(steps)
             due = lambda every: step % every == 0 or step == config.steps
             trace(metrics)
+            if due(config.compare_every):
+                check_replicas(state, step)
             if due(config.validate_every):
                 found = mean_metrics(state, held)
                 found = {f"validation_{name}": value for name, value in found.items()}
@@ -192,20 +193,20 @@ def train(config: Config):
                 log(jax.tree.map(float, metrics) | found, step=step)
                 bar.set_postfix({name: f"{value:.3f}" for name, value in found.items()})
             if config.is_text and config.sample and due(config.save_every):
-                bar.write(f"step {step}: {write(config, axes, state, data.encoding)}")
+                say(f"step {step}: {write(config, axes, state, data.encoding)}")
             bar.update()
             save(state, metrics)
 
         with bar:
             fit(state, itertools.islice(ours, config.steps - begun), key, on_step)
+    say(str(goodput(read_progress(folder))))
 
 
 def write(config: Config, axes: dict[str, int], state: Any, encoding: Any):
     """A text of the model so far; what stages and split tokens took apart is put together."""
     whole = {name: size for name, size in axes.items() if name not in ("stage", "context")}
     if whole != axes or config.rules == "sequence_parallel":
-        rules = config.rules.replace("sequence", "tensor")
-        made = parts(replace(config, rules=rules), whole)
+        made = parts(replace(config, rules=config.rules.replace("sequence", "tensor")), whole)
         state = laid_out(state, made["make_model"], made["rows"])
     prompt = [encoding.eot_token, *encoding.encode_ordinary(config.prompt)]
     pieces = stream(state, [prompt], config.sample, jax.random.key(config.seed),
@@ -229,9 +230,9 @@ def dry_run(config: Config):
     print(said_of(*found, config.steps, batch["labels"][0], useful_flops(config.model, B)))
 
 
-def wandb_log(config: Config, run: str):
+def wandb_log(config: Config, run: str, first: bool):
     """A function that sends metrics to Weights & Biases, or nothing where that is not wanted."""
-    if not config.wandb:
+    if not config.wandb or not first:
         return lambda *_, **__: None
     import wandb
 

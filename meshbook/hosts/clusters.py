@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,10 +22,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshbook.hosts.places import ADDRESS, COUNT, INDEX
+from meshbook.hosts.places import ADDRESS, COUNT, INDEX, STARTED
 from meshbook.hosts.roll_call import processes as named
 
-STARTED = "MESHBOOK_STARTED"  # when a run was started first, however often it starts again
 NOISE = re.compile(  # that Gloo, by which simulated devices of several processes talk, prints
     r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks. Expected number of connected peer ranks "
     r"is : \d+")
@@ -133,11 +133,10 @@ def started(command: Sequence[str], processes: int, devices: int = 1,
 
 
 def hand_on(lines, index: int, out: Callable):
-    """Give every line of a process to out(), as it comes, without those that Gloo always prints."""
+    """Give every line of a process to out(), as it comes; not empty ones and what Gloo prints."""
     with lines:
         for line in lines:
-            rest = NOISE.sub("", line).rstrip()
-            if rest or not NOISE.search(line):
+            if rest := NOISE.sub("", line).rstrip():
                 out(f"[{index}] {rest}")
 
 
@@ -204,16 +203,17 @@ def handed_on(cluster: Cluster, asked: list):
 def main(arguments: Sequence[str]):
     """The command line; returns an exit code."""
     parser = argparse.ArgumentParser(
-        "python -m meshbook.hosts.clusters", description="Start a command as several processes "
+        "python -m meshbook.hosts.clusters", usage="%(prog)s [options] "
+        "PROCESSES -- COMMAND", description="Start a command as several processes "
         "on this machine, with simulated devices, and start it again when one is killed.")
     parser.add_argument("processes", type=int)
     parser.add_argument("--devices", type=int, default=2, help="of each process (default: 2)")
     parser.add_argument("--restarts", type=int, default=3, help="at most (default: 3)")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the command")
-    given = parser.parse_args(arguments)
-    command = given.command[given.command[:1] == ["--"]:]
-    if not command:
-        parser.error("expected a command, such as: 4 -- python train.py laptop --mesh data=8")
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    given, command = parser.parse_args(arguments[:cut]), arguments[cut + 1:]
+    if not command or shutil.which(command[0]) is None:
+        parser.error("expected a command after --, such as: 4 -- python train.py laptop --mesh "
+                     f"data=8; found {command[0] if command else 'none'}")
     lives = supervise(command, given.processes, given.devices, given.restarts,
                       out=lambda line: print(line, flush=True))
     return 0 if lives[-1].well else 1

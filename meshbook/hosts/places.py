@@ -11,9 +11,10 @@ from types import TracebackType
 import jax
 
 from meshbook.hosts.roll_call import meet, split_address
+from meshbook.saving.agreement import gathered
 
-ADDRESS, COUNT, INDEX = (
-    f"MESHBOOK_{name}" for name in ("COORDINATOR", "PROCESSES", "PROCESS"))
+ADDRESS, COUNT, INDEX, STARTED = (
+    f"MESHBOOK_{name}" for name in ("COORDINATOR", "PROCESSES", "PROCESS", "STARTED"))
 LAST_WORDS = 1.0  # seconds in which others may say theirs: without process 0 JAX aborts them
 SLURM_PORTS = 61440, 4096  # the first of the ports that jobs use by turns, and how many
 
@@ -77,6 +78,14 @@ def connect(patience: float = 300.0):
     jax.distributed.initialize(
         place.address, place.count, place.index, coordinator_bind_address=place.address,
         initialization_timeout=int(patience), cluster_detection_method="deactivate")
+
+
+def started():
+    """When this run was started, such as "20261128-093000": a name for it, equal in all processes.
+
+    It stays the same when clusters.supervise() starts them again.
+    """
+    return gathered("started", os.environ.get(STARTED) or time.strftime("%Y%m%d-%H%M%S"))[0]
 
 
 def say(sentence: str):

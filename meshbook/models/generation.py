@@ -20,7 +20,9 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from meshbook.data.order import process_share
 from meshbook.models.text_models import TextSizes
+from meshbook.sharding import row_groups, whole
 from meshbook.training.state import Program, TrainState
 
 
@@ -68,7 +70,8 @@ def stream(
     while done < length and any(alive):
         if column > config.tokens:
             tokens_BT, first_B, column = laid_out(texts, alive, config.tokens)
-            where = program.place({"tokens": tokens_BT, "first": first_B})
+            ours = process_share(len(texts), *row_groups(program.mesh, program.rows))
+            where = program.place({"tokens": tokens_BT[ours], "first": first_B[ours]})
             with jax.set_mesh(program.mesh):
                 memory = prefill(program, params, **where, column=column)
         steps = min(piece, length - done, config.tokens + 1 - column)
@@ -78,7 +81,7 @@ def stream(
                 where["first"], np.array(alive), column, done, steps,
                 -1 if stop is None else stop, key, *chances,
             )
-        new = [row[:steps] for row in np.asarray(written_BT).tolist()]
+        new = [row[:steps] for row in whole(written_BT).tolist()]
         for at, row in enumerate(new):
             ends = stop in row
             new[at] = row[:row.index(stop)] if ends else row

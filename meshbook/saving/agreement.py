@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from meshbook.saving.identities import differences
+from meshbook.saving.identities import differences, plain
 
 QUIET, PATIENCE = 10, 600  # seconds until a process says for whom it waits; until it gives up
 times = collections.Counter()  # how often a name was used: equal in all processes
@@ -59,9 +59,12 @@ def waited_for(store: Any, name: str, number: int, process: int, end: float):
         print(words, file=sys.stderr, flush=True)
 
 
-def check_same(what: str, value: dict[str, Any]):
-    """ValueError, naming the process and what differs, unless all processes have this value."""
-    found = gathered(f"the same {what}", value)
+def check_same(what: str, value: Any):
+    """ValueError, naming the process and what differs, unless all processes have this value.
+
+    value: a dict, or a dataclass, as identities.plain() takes it.
+    """
+    found = gathered(f"the same {what}", plain(value))
     for process, theirs in enumerate(found):
         if faults := differences(theirs, found[0]):
             raise ValueError(f"process {process} has another {what} than process 0: "

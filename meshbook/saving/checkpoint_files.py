@@ -1,7 +1,8 @@
 """One checkpoint on disk: the arrays, and a manifest that says what they must be.
 
-One process has orbax write them, several write `parts`. Either is read by any number. Every array is hashed in memory before orbax is given it. What counts as written is what was
-read back from the disk and had those hashes.
+One process has orbax write them, several write `parts`. Either is read by any number. Every array
+is hashed in memory before it is written. What counts as written is what was read back from the disk
+and had those hashes.
 """
 import os
 import pathlib

@@ -87,6 +87,8 @@ def plain(value: Any):
         return [plain(each) for each in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
     if isinstance(value, functools.partial):
         return [plain(value.func), *map(plain, value.args), plain(value.keywords)]
     try:

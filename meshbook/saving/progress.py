@@ -18,7 +18,8 @@ class Progress:
 
     def __init__(self, folder: str | os.PathLike | None):
         how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        self.file = None if folder is None else os.open(pathlib.Path(folder, "progress"), how, 0o644)
+        opened = lambda: os.open(pathlib.Path(folder, "progress"), how, 0o644)
+        self.file = None if folder is None else opened()
 
     def note(self, kind: str, step: int):
         if self.file is not None:

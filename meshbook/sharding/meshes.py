@@ -55,6 +55,9 @@ def make_mesh(shape: Sequence[int], axis_names: Sequence[str] = ("batch", "model
             f"({devices[0].platform}). Before anything else runs, call "
             f"helpers.start(devices={needed})"
         )
+    if needed < len(devices) and jax.process_count() > 1:
+        raise ValueError(f"mesh {tuple(shape)} has {needed} devices, and {jax.process_count()} "
+                         f"processes have {len(devices)}: expected a mesh of all of them")
     if isinstance(axis_types, AxisType):
         axis_types = (axis_types,) * len(shape)
     return jax.make_mesh(
@@ -66,15 +69,16 @@ def place(batch: Mapping[str, Array | np.ndarray], mesh: Mesh,
           rows: str | tuple[str, ...] = "batch"):
     """A dict of NumPy arrays onto the mesh, rows (B) split over its axis or axes `rows`.
 
-    With several JAX processes each gives its own rows of the global batch.
+    With several JAX processes each gives the rows of its group: see row_groups().
     Raises ValueError where the rows cannot be divided evenly, or there is no such axis.
     """
     if missing := [axis for axis in axes_of(rows) if axis not in mesh.shape]:
         raise ValueError(f"place() splits rows over mesh axis {missing[0]!r}; the mesh has "
                          f"{mesh.axis_names}")
     ways = math.prod(mesh.shape[axis] for axis in axes_of(rows))
+    groups = row_groups(mesh, rows)[1]
     for name, x in batch.items():
-        count = np.shape(x)[0] * jax.process_count()
+        count = np.shape(x)[0] * groups
         if count % ways:
             raise ValueError(
                 f"a batch of {count} rows ({name!r}) does not divide over mesh axis "
@@ -83,8 +87,36 @@ def place(batch: Mapping[str, Array | np.ndarray], mesh: Mesh,
     sharding = NamedSharding(mesh, P(rows))
     if jax.process_count() == 1:
         return jax.device_put(batch, sharding)
-    put = lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x))
-    return jax.tree.map(put, batch)
+    put = lambda x: jax.make_array_from_process_local_data(
+        sharding, x, (len(x) * groups, *x.shape[1:]))
+    return {name: put(np.asarray(x)) for name, x in batch.items()}
+
+
+def row_groups(mesh: Mesh, rows: str | tuple[str, ...] = "batch"):
+    """(group of this process, number of groups): processes of one group hold the same rows.
+
+    A process loads the share of its group, so where another axis of the mesh crosses processes,
+    several of them load the same. Raises ValueError where their rows are neither the same nor
+    apart.
+    """
+    if jax.process_count() == 1:
+        return 0, 1
+    ways = math.prod(mesh.shape[axis] for axis in axes_of(rows))
+    held = {}
+    for device, index in NamedSharding(mesh, P(rows)).devices_indices_map((ways,)).items():
+        held.setdefault(device.process_index, set()).add(index[0].indices(ways)[0])
+    groups = sorted({tuple(sorted(each)) for each in held.values()})
+    if sum(map(len, groups)) != ways:
+        raise ValueError(f"mesh {dict(mesh.shape)} splits rows into {ways}, of which some processes "
+                         "hold partly the same: expected the same rows or none in common")
+    return groups.index(tuple(sorted(held[jax.process_index()]))), len(groups)
+
+
+def whole(x: Array):
+    """A NumPy array of all of x, also where parts of it lie on the devices of other processes."""
+    if not x.is_fully_addressable and not x.is_fully_replicated:
+        x = jax.jit(lambda x: x, out_shardings=NamedSharding(x.sharding.mesh, P()))(x)
+    return np.asarray(x)
 
 
 def check_split(letters: str, shape: Sequence[int], spec: P):
