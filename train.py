@@ -29,8 +29,7 @@ from tqdm import tqdm
 
 from meshbook.data import images, tokens
 from meshbook.data.named import load_named
-from meshbook.hosts import places
-from meshbook.hosts.replicas import check_batch, check_replicas
+from meshbook.hosts import places, replicas
 from meshbook.models import MiniGPT, MiniGPTConfig, ViT, ViTConfig, as_text, stream
 from meshbook.models.balanced_loss import balanced_loss
 from meshbook.models.decoder import Decoder, DecoderConfig
@@ -165,7 +164,7 @@ def train(config: Config):
     ours = batches(config, data.train, *share)
     held = batches(config, data.validation, *share, epochs=1)
     held = list(itertools.islice(held, config.validation_batches))
-    check_batch(state.program.place(held[0]), mesh, state.program.rows)
+    replicas.check_batch(state.program.place(held[0]), mesh, state.program.rows)
     folder = config.out / (config.run or places.started())
     count = sum(x.size for x in jax.tree.leaves(state.params))
     say = tqdm.write if first else lambda _: None
@@ -185,7 +184,7 @@ def train(config: Config):
             due = lambda every: step % every == 0 or step == config.steps
             trace(metrics)
             if due(config.compare_every):
-                check_replicas(state, step)
+                replicas.check_replicas(state, step)
             if due(config.validate_every):
                 found = mean_metrics(state, held)
                 found = {f"validation_{name}": value for name, value in found.items()}

@@ -27,16 +27,18 @@ class Different(RuntimeError):
 
 
 def hash_of(x: Array):
-    """A uint32 that any single flipped bit changes: odd weights times the bits, added up mod 2**32.
+    """A uint32 that any change of one element changes: mixed bits, with odd weights, mod 2**32.
 
-    The weights differ from place to place, so two elements that were swapped are noticed, too.
+    Mixing and multiplying by an odd number lose nothing. The weights differ from place to place, so
+    two elements that were swapped are noticed, too; other pairs of changes almost always.
     """
     if x.dtype == bool:
         x = x.astype(jnp.uint8)
     bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}").reshape(-1)
-    places = jnp.arange(bits.size, dtype=jnp.uint32)
-    weights = places * np.uint32(2_654_435_761) * 2 + 1
-    return (bits.astype(jnp.uint32) * weights).sum(dtype=jnp.uint32)
+    mixed = bits.astype(jnp.uint32) * np.uint32(2_654_435_761)
+    mixed ^= mixed >> 16
+    weights = 2 * jnp.arange(bits.size, dtype=jnp.uint32) + 1
+    return (mixed * weights).sum(dtype=jnp.uint32)
 
 
 @partial(jax.jit, static_argnums=0)

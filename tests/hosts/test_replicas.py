@@ -1,0 +1,96 @@
+"""Replicas with other bits, and batches of the same rows, are found; right ones raise no alarm."""
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec as P
+from soak import make_state, make_stream
+
+from meshbook.hosts.replicas import Different, check_batch, check_replicas, hash_of
+from meshbook.sharding import make_mesh, place
+from meshbook.training import fit
+
+
+def flipped(x, device, bit=0):
+    """The same array, but that one bit of what one device holds is another."""
+    def own(shard):
+        raw = np.array(shard.data)
+        if shard.device.id == device:
+            raw.reshape(-1).view(np.uint8)[0] ^= 1 << bit
+        return jax.device_put(raw, shard.device)
+
+    return jax.make_array_from_single_device_arrays(
+        x.shape, x.sharding, [own(each) for each in x.addressable_shards])
+
+
+def with_flip(state, name, device, bit=0):
+    params = state.params | {name: flipped(state.params[name], device, bit)}
+    return dataclasses.replace(state, params=params)
+
+
+@pytest.mark.parametrize("mesh", [(8, 1), (4, 2), (2, 4), (1, 8)])
+def test_a_right_state_raises_no_alarm(mesh):
+    state = make_state(mesh)
+    check_replicas(state, 0)
+    state, _ = fit(state, [next(make_stream())], jax.random.key(0))
+    check_replicas(state, 1)
+
+
+@pytest.mark.parametrize("bit", [0, 7])
+def test_one_flipped_bit_is_found_with_its_leaf_and_device(bit):
+    state = with_flip(make_state((8, 1)), "w_FC", 3, bit)
+    with pytest.raises(Different, match=r"step 12: .*; params/w_FC differs on device 3 \(process 0"
+                       r"\) from devices 0 \(process 0\), 1 .* and 3 more$"):
+        check_replicas(state, 12)
+
+
+def test_of_two_replicas_nobody_knows_which_is_right():
+    state = with_flip(make_state((2, 4)), "w_XF", 1)
+    with pytest.raises(Different, match=r"params/w_XF differs between device 1 \(process 0\) and "
+                       r"device 5 \(process 0\)"):
+        check_replicas(state, 3)
+
+
+def test_a_bit_that_has_no_replica_is_not_claimed_to_be_found():
+    check_replicas(with_flip(make_state((1, 8)), "w_XF", 3), 3)
+
+
+def test_the_losses_of_a_flipped_run_look_fine():
+    state = with_flip(make_state((8, 1)), "w_FC", 3)
+    batch = next(make_stream())
+    (_, found), (_, right) = (fit(each, [batch], jax.random.key(0))
+                              for each in (state, make_state((8, 1))))
+    assert found[0]["loss"] == pytest.approx(right[0]["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "bool", "uint8", "float16"])
+def test_every_flipped_bit_changes_the_hash(dtype):
+    x = np.asarray(jnp.arange(6).astype(dtype))
+    before = hash_of(jnp.asarray(x))
+    for at in range(x.nbytes):
+        for bit in range(1 if dtype == "bool" else 8):
+            other = x.copy()
+            other.view(np.uint8)[at] ^= 1 << bit
+            assert hash_of(jnp.asarray(other)) != before, (at, bit)
+
+
+@pytest.mark.parametrize("other", [[2, 1, 3], [-1, -2, 3], [-1, 2, -3]])
+def test_swapped_elements_and_two_signs_change_the_hash(other):
+    assert hash_of(jnp.float32([1, 2, 3])) != hash_of(jnp.float32(other))
+
+
+def test_a_batch_whose_replicas_differ_is_refused():
+    mesh = make_mesh((4, 2))
+    batch = place(next(make_stream()), mesh)
+    check_batch(batch, mesh)
+    wrong = batch | {"inputs": flipped(batch["inputs"], 5)}
+    with pytest.raises(Different, match="the batch differs between device 4 .* and device 5"):
+        check_batch(wrong, mesh)
+
+
+def test_states_of_any_sharding_are_hashed():
+    mesh = make_mesh((4, 2))
+    x = jax.device_put(np.arange(16.0), NamedSharding(mesh, P(("batch", "model"))))
+    check_batch({"x": x}, mesh, ("batch", "model"))
