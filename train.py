@@ -158,9 +158,9 @@ def train(config: Config):
     if config.is_text:
         config = replace(config, model=replace(config.model, vocabulary=data.encoding.n_vocab))
     mesh = make_mesh(tuple(axes.values()), tuple(axes))
-    state = create_state(mesh=mesh, prepare=as_it_is if config.is_text else data.prepare,
-                         **parts(config, axes))
-    share = row_groups(mesh, state.program.rows)
+    made = parts(config, axes)
+    share = row_groups(mesh, made["rows"])
+    state = create_state(mesh=mesh, prepare=as_it_is if config.is_text else data.prepare, **made)
     ours = batches(config, data.train, *share)
     held = batches(config, data.validation, *share, epochs=1)
     held = list(itertools.islice(held, config.validation_batches))

@@ -11,7 +11,7 @@ from types import TracebackType
 import jax
 
 from meshbook.hosts.roll_call import meet, split_address
-from meshbook.saving.agreement import gathered
+from meshbook.saving.agreement import told_by_all
 
 ADDRESS, COUNT, INDEX, STARTED = (
     f"MESHBOOK_{name}" for name in ("COORDINATOR", "PROCESSES", "PROCESS", "STARTED"))
@@ -85,7 +85,7 @@ def started():
 
     It stays the same when clusters.supervise() starts them again.
     """
-    return gathered("started", os.environ.get(STARTED) or time.strftime("%Y%m%d-%H%M%S"))[0]
+    return told_by_all("started", os.environ.get(STARTED) or time.strftime("%Y%m%d-%H%M%S"))[0]
 
 
 def say(sentence: str):

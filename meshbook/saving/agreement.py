@@ -24,7 +24,7 @@ class Missing(TimeoutError):
     """A process that did not say what all others said."""
 
 
-def gathered(name: str, value: Any, patience: float = PATIENCE):
+def told_by_all(name: str, value: Any, patience: float = PATIENCE):
     """[what each process says under this name], in their order; value: JSON values.
 
     Every process has to call it, with the same names in the same order in each of its threads.
@@ -64,7 +64,7 @@ def check_same(what: str, value: Any):
 
     value: a dict, or a dataclass, as identities.plain() takes it.
     """
-    found = gathered(f"the same {what}", plain(value))
+    found = told_by_all(f"the same {what}", plain(value))
     for process, theirs in enumerate(found):
         if faults := differences(theirs, found[0]):
             raise ValueError(f"process {process} has another {what} than process 0: "

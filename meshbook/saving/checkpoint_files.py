@@ -17,7 +17,7 @@ import orbax.checkpoint as ocp
 
 from meshbook.proofs.verdicts import named_leaves, path_name
 from meshbook.saving import manifests, parts
-from meshbook.saving.agreement import first_fault, gathered
+from meshbook.saving.agreement import first_fault, told_by_all
 from meshbook.saving.contents import arrays, describe, digests
 from meshbook.training import TrainState
 
@@ -77,13 +77,13 @@ def newest(
     is damaged is named in a warning. check(path, manifest) may refuse. Of several processes each
     reads what its devices need, and a step counts if it is intact for all. Raises OtherModel.
     """
-    for step in reversed(gathered("steps", steps(folder))[0]):
+    for step in reversed(told_by_all("steps", steps(folder))[0]):
         path, fault = pathlib.Path(folder, str(step)).absolute(), ""
         try:
             manifest, found = read_step(path, step, state, check)
         except manifests.Damaged as error:
             fault = str(error)
-        if not (fault := first_fault(gathered(f"step {step} restored", fault))):
+        if not (fault := first_fault(told_by_all(f"step {step} restored", fault))):
             return step, manifest, found
         warnings.warn(f"the checkpoint of step {step} is skipped: {fault}", stacklevel=3)
     return -1, None, state

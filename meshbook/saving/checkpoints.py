@@ -84,7 +84,7 @@ class Checkpoints:
                 stack.enter_context(runs.only_run(self.folder))
         except runs.FolderInUse as error:
             fault = str(error)
-        if fault := agreement.gathered("lock", fault)[0]:
+        if fault := agreement.told_by_all("lock", fault)[0]:
             raise runs.FolderInUse(fault)
 
     def __exit__(

@@ -17,7 +17,7 @@ import numpy as np
 
 from meshbook.proofs.verdicts import named_leaves
 from meshbook.saving import manifests
-from meshbook.saving.agreement import first_fault, gathered
+from meshbook.saving.agreement import first_fault, told_by_all
 
 Slices = list[list[int]]  # [start, stop] along each dimension
 
@@ -164,16 +164,16 @@ def write_together(folder: pathlib.Path, final: pathlib.Path, shards: Mapping[st
     number of the process that could not.
     """
     me, step = jax.process_index(), content["step"]
-    gathered(f"step {step} begins", me)  # process 0 has made room
+    told_by_all(f"step {step} begins", me)  # process 0 has made room
     fault, files = tried(lambda: write_part(folder, me, shards))
-    said = gathered(f"step {step} written", [fault, files])
+    said = told_by_all(f"step {step} written", [fault, files])
     fault = first_fault([each for each, _ in said])
     if me == 0 and not fault:
         of_all = {name: measured for _, files in said for name, measured in files.items()}
         fault, _ = tried(lambda: (
             manifests.write_manifest(folder, content | {"parts": len(said)}, of_all),
             publish(folder, final)))
-    if fault := gathered(f"step {step} published", fault)[0]:
+    if fault := told_by_all(f"step {step} published", fault)[0]:
         raise NotWritten(fault)
 
 

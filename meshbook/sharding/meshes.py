@@ -55,9 +55,6 @@ def make_mesh(shape: Sequence[int], axis_names: Sequence[str] = ("batch", "model
             f"({devices[0].platform}). Before anything else runs, call "
             f"helpers.start(devices={needed})"
         )
-    if needed < len(devices) and jax.process_count() > 1:
-        raise ValueError(f"mesh {tuple(shape)} has {needed} devices, and {jax.process_count()} "
-                         f"processes have {len(devices)}: expected a mesh of all of them")
     if isinstance(axis_types, AxisType):
         axis_types = (axis_types,) * len(shape)
     return jax.make_mesh(
@@ -97,10 +94,14 @@ def row_groups(mesh: Mesh, rows: str | tuple[str, ...] = "batch"):
 
     A process loads the share of its group, so where another axis of the mesh crosses processes,
     several of them load the same. Raises ValueError where their rows are neither the same nor
-    apart.
+    apart, and for a mesh that leaves out devices of other processes.
     """
     if jax.process_count() == 1:
         return 0, 1
+    if mesh.size < jax.device_count():
+        raise ValueError(f"mesh {dict(mesh.shape)} has {mesh.size} devices, and "
+                         f"{jax.process_count()} processes have {jax.device_count()}: expected a "
+                         "mesh of all of them")
     ways = math.prod(mesh.shape[axis] for axis in axes_of(rows))
     held = {}
     for device, index in NamedSharding(mesh, P(rows)).devices_indices_map((ways,)).items():

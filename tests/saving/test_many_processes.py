@@ -190,9 +190,9 @@ WAITS = """
 agreement.QUIET = 0.3
 if me == 1:
     time.sleep(1.5)
-print(agreement.gathered("roll", me))
+print(agreement.told_by_all("roll", me))
 try:
-    print(me == 1 or agreement.gathered("more", me, patience=1))
+    print(me == 1 or agreement.told_by_all("more", me, patience=1))
 except agreement.Missing as error:
     print("Missing:", error)
 """

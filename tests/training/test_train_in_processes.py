@@ -76,7 +76,7 @@ def test_processes_that_share_rows_load_the_same(tmp_path):
 
 @pytest.mark.parametrize("flags, words", [
     ("--mesh data=16", "start(16) needs 16 devices, but JAX already runs with 4 (cpu): give each "),
-    ("--mesh data=2", "mesh (2, 1) has 2 devices, and 2 processes have 4: expected a mesh of all"),
+    ("--mesh data=2", "'model': 1} has 2 devices, and 2 processes have 4: expected a mesh of all"),
     ("--mesh data=4 --batch 7", "batch_size 7 does not divide among the processes"),
 ])
 def test_what_cannot_be_is_one_sentence(flags, words, tmp_path):
