@@ -117,13 +117,14 @@ def _of_tokens(config, plan, rows, number):
         all_of_it = decoder_step_traffic(dense, mesh, b, "tensor_parallel", number=number)
         layers = all_of_it["all-reduce", ("model",)].bytes - tokens * (number * 2 * D + 3 * 4)
         if e is not None:
-            layers += periods * tokens * (number * 2 * D + 4 * 2 * e.active)
+            gates = e.active + 2 - (plan.expert > 1)  # numbers of a token, and of their gradients
+            layers += periods * tokens * (number * 2 * D + 4 * gates)
         yield ("all-reduce", ("model",)), turns * layers // p
     yield ("all-reduce", ("stage", "model")), m * (2 * u + 3 * 4 * tokens)
     if e is not None:
         slots = number * b * slots_in_row(config) * D
         yield ("all-to-all", ("expert",)), turns * periods // p * (4 + 2 * again) * slots
-        sums = again if p > 1 else LOADS + again  # a pipeline's loss needs none of them forward
+        sums = 1 if p > 1 else LOADS + again  # a pipeline's loss needs only what has a gradient
         yield ("all-reduce", ("batch", "expert")), turns * periods // p * 4 * sums * e.count
 
 
@@ -134,6 +135,8 @@ def _of_weights(config, plan, number):
     parts = m if plan.is_fully_sharded and not whole else 1
     if not whole:
         yield ("all-reduce", ("batch", "expert")), m * 2 * 4
+        if plan.rules == "fully_sharded_again":
+            yield ("all-gather", ("batch",)), parts * number * _again(config, plan)
     for weight in weights(config):
         q, letters, in_layers = own_numbers(config, plan, weight), weight[1], weight[2]
         axes = ("batch",) if "E" in letters else ("batch", "expert")
@@ -144,22 +147,20 @@ def _of_weights(config, plan, number):
         gathers = parts if in_layers else 1  # what stands outside of the layers stays gathered
         if plan.batch > 1:
             yield ("all-gather", ("batch",)), gathers * number * q
-            if plan.rules == "fully_sharded_again" and in_layers:
-                yield ("all-gather", ("batch",)), parts * number * _again(config, plan, weight, q)
             yield ("reduce-scatter", ("batch",)), parts * 4 * q // plan.batch
         yield ("all-reduce", axes[1:]), parts * 4 * q // plan.batch
 
 
 
-def _again(config, plan, weight, own):
-    """Numbers of a layer's weight that the backward pass gathers again.
+def _again(config, plan):
+    """Numbers that a device's layers gather again in the backward pass.
 
-    What products and norms need; or, where the forward pass is done again, all but the last bias.
+    What products and norms need; or, where layers are made again, all but the last bias of each.
     """
-    count, letters, _ = weight
-    layers = config.layers // config.period
-    if plan.remat != "none":  # of a layer the last that is listed is the bias of what it gives
-        return own
-    if letters in ("D", "ED"):
-        return min(count, 2 * layers) * config.embed if letters == "D" and count >= 2 * layers else 0
-    return own
+    of_layers = [each for each in weights(config) if each[2] and "D" in each[1]]
+    if plan.remat != "none":
+        last = config.bias * config.layers * config.embed
+        return sum(own_numbers(config, plan, each) for each in of_layers) - last
+    matrices = [each for each in of_layers if len(each[1]) > 1 and each[1] != "ED"]
+    scales = 2 * config.layers * config.embed
+    return sum(own_numbers(config, plan, each) for each in matrices) + scales

@@ -18,7 +18,7 @@ from meshbook.hlo.clock import LANES
 from meshbook.hlo.wire import wire_seconds
 from meshbook.models.decoder import DecoderConfig
 from meshbook.planning.costs import tiled
-from meshbook.planning.decoder_costs import AGAIN_BY_ROW, layer_products
+from meshbook.planning.decoder_costs import AGAIN, AGAIN_BY_ROW, layer_products
 from meshbook.planning.decoder_memory import waiting_bytes
 from meshbook.planning.devices import Device
 from meshbook.planning.expert_costs import slots_in_row
@@ -85,13 +85,18 @@ def plan_work(config: DecoderConfig, plan: Any, rows: int):
     e = config.experts
     choices, slots = (e.active, slots_in_row(config) / config.tokens) if e else (0, 0)
     narrow = max(1, SIDE / config.head_size)
+
+    def again(products, policy):  # experts' products are of several matrices at a time: never kept
+        more = products.get("experts", 0) if policy == "products" else 0
+        return more + (AGAIN_BY_ROW if config.by_row else AGAIN)[policy](products)
+
     for count, has_positions, has_experts in kinds_of(config):
         useful += 3 * count * sum(
             products_of(config, has_positions, has_experts, 1, choices).values())
         each = products_of(config, has_positions, has_experts, plan.model, slots)
         wide = each | {name: narrow * each[name] for name in ("scores", "values")}
         total = lambda products: count * (sum(products.values()) * (forward + 2 * backward)
-                                          + redone * AGAIN_BY_ROW[plan.remat](products))
+                                          + redone * again(products, plan.remat))
         done += total(each)
         spent += total(wide)
     head, tokens = 3 * 2 * config.embed, rows * config.tokens / math.prod(plan.sizes.values())

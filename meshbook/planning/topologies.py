@@ -43,6 +43,7 @@ TOPOLOGIES = {  # as readers know them: libtpu's name, options
     "v3-8": ("v3:2x2", {}),
     "v4:2x2x2": ("v4:2x2x2", {"chip_config_name": "megacore"}),
     "v4:2x4x4": ("v4:2x4x4", {"chip_config_name": "megacore"}),
+    "2 slices v4:2x2x1": ("v4:2x2x1", {"chip_config_name": "megacore", "num_slices": 2}),
     "v5e-1": ("v5e:1x1", {"chips_per_host_bounds": (1, 1, 1)}),
     "v5e-8": ("v5e:2x4", {}),
     "v5p": ("v5p:2x2x2", {}),
@@ -137,8 +138,7 @@ def topology(name: str):
         raise RuntimeError(
             "compiling for a TPU needs libtpu, which is not installed here: on Linux x86-64, run "
             "`make aot`. Recorded results are in results/tpu.json.")
-    known = {libtpu: options for libtpu, options in TOPOLOGIES.values()}
-    libtpu, options = TOPOLOGIES.get(name, (name, known.get(name, {})))
+    libtpu, options = TOPOLOGIES.get(name, (name, dict(TOPOLOGIES.values()).get(name, {})))
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # several processes at once
     try:
