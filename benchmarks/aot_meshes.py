@@ -10,28 +10,33 @@ formulas put far behind, to see whether they are.
 import dataclasses
 from functools import partial
 
-import jax
-import jax.numpy as jnp
-from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec as P
-
 import train
-from meshbook.models.decoder import Decoder
-from meshbook.parallel.pipeline import by_tick
-from meshbook.parallel.slots import table_of
-from meshbook.parallel import schedules
 from meshbook.planning import topologies
 from meshbook.planning.clocks import clocked, device_of
-from meshbook.planning.decoder_costs import PRESETS
 from meshbook.planning.meshes import RECORD, Plan
+from meshbook.planning.plan_programs import plan_program, taken_by
 from meshbook.profiling.estimated_runs import estimated_run
-from meshbook.training import abstract_state, as_it_is, train_step
 
 RESULTS = topologies.RESULTS / RECORD
+RUN = train.PRESETS["jaxformer-1b"]
 NAMES = "inputs", "labels", "segments", "positions"
-TAKEN = {"gpipe": lambda p, m: None, "lockstep": by_tick,
-         "zero_bubble": lambda p, m: table_of(schedules.zero_bubble(p, m)).by_turn}
-SCHEDULES = {"gpipe": "gpipe", "lockstep": "1f1b", "zero_bubble": "zero-bubble"}
+WHOLE = dict(rules="tensor_parallel", microbatches=2, remat="none")
+ZERO1 = WHOLE | {"rules": "zero1"}
+STAGED = dict(rules="fully_sharded", schedule="zero_bubble", remat="none")
+SOURCE = Plan(8, stage=2, model=2, rules="fully_sharded")
+BEST = (  # of their meshes, by formula
+    Plan(2, expert=16, rules="tensor_parallel", microbatches=2, remat="none"),
+)
+OWN = (  # the source's mesh: its four microbatches, and what fits
+    Plan(8, stage=2, model=2, rules="fully_sharded", microbatches=16),
+    Plan(8, stage=2, model=2, rules="fully_sharded", schedule="lockstep", microbatches=16, remat="none"),
+)
+OTHERS = (  # other ways to use the chips, which the formula ranks lower
+    Plan(32),
+    Plan(16, model=2),
+    Plan(32, remat="attention"),
+    Plan(16, model=2, rules="tensor_parallel", remat="attention"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,45 +45,30 @@ class Cell:
 
     plan: Plan
     tpu: str = "v4:2x4x4"
-    batch: int = 256
+    rows: int = RUN.batch
 
     @property
     def name(self):
         """That of the plan."""
         return self.plan.name
 
-    @property
-    def config(self):
-        """The settings of `train.py`."""
-        run = train.PRESETS["jaxformer-1b"]
-        model = dataclasses.replace(run.model, remat=self.plan.remat)
-        return dataclasses.replace(run, model=model, batch=self.batch, rules="fully_sharded",
-                                   microbatches=self.plan.microbatches,
-                                   schedule=SCHEDULES[self.plan.schedule])
+
+def cells():
+    """All that is recorded."""
+    yield from map(Cell, (*BEST, *OWN, *OTHERS))
 
 
 def program(cell):
     """A cell as a jitted step and the shapes and layouts of its arguments, without arrays."""
-    axes, config = cell.plan.mesh, cell.config
+    axes = cell.plan.mesh
     mesh = topologies.tpu_mesh(cell.tpu, tuple(axes.values()), tuple(axes))
-    parts = train.parts(config, axes)
-    if cell.plan.rules != config.rules:
-        rules = PRESETS[cell.plan.rules]()
-        if axes.get("expert", 1) > 1:
-            rules = rules.also(E="expert", B=("batch", "expert"))
-        rules = rules.in_stages() if axes.get("stage", 1) > 1 else rules
-        parts["make_model"] = lambda: Decoder(config.model, rules, rngs=nnx.Rngs(0))
-    state = abstract_state(mesh=mesh, prepare=as_it_is, **parts)
-    ids = jax.ShapeDtypeStruct((cell.batch, config.model.tokens), jnp.int32,
-                               sharding=NamedSharding(mesh, P(state.program.rows)))
-    return train_step, state, dict.fromkeys(NAMES, ids), jax.eval_shape(lambda: jax.random.key(0))
+    optimizer = train.parts(RUN, {"batch": 1, "model": 1})["optimizer"]
+    return plan_program(RUN.model, cell.plan, cell.rows, mesh, optimizer, NAMES)
 
 
 def compiled(cell, cache=None):
     """The Compilation of a cell, its time with the branches that its schedule takes in each turn."""
-    taken = None
-    if cell.plan.stage > 1:
-        taken = TAKEN[cell.plan.schedule](cell.plan.stage, cell.plan.microbatches)
+    taken = taken_by(cell.plan)
     return topologies.compile_for(cell.tpu, *program(cell), cache=cache,
                                   look=partial(looked, cell.tpu, taken),
                                   clock=partial(clocked, taken=taken))

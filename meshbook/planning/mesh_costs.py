@@ -69,32 +69,47 @@ def letters_of(config: DecoderConfig):
 def own_numbers(config: DecoderConfig, plan: Any, weight: tuple):
     """How many numbers of a weight one device uses: of all, what no axis of its own divides."""
     count, letters, in_layers = weight
-    sizes, mesh = letters_of(config), plan.sizes
-    parts = [mesh[axis] for axis in {PLACES[each] for each in letters if each in PLACES}]
+    sizes = letters_of(config)
+    parts = [getattr(plan, axis) for axis in {PLACES[each] for each in letters if each in PLACES}]
     stages = plan.stage if in_layers or "V" in letters else 1
     return count * math.prod(map(sizes.get, letters)) // math.prod(parts) // stages
+
+
+def own_groups(config: DecoderConfig, plan: Any):
+    """{(whether it has a D, an E, a V, is in the layers): numbers that one device uses}."""
+    return _groups(config, replace(plan, batch=1, rules="", schedule="", microbatches=1, remat=""))
+
+
+@functools.cache
+def _groups(config, plan):
+    found = Counter()
+    for weight in weights(config):
+        key = *(letter in weight[1] for letter in "DEV"), weight[2]
+        found[key] += own_numbers(config, plan, weight)
+    return found
 
 
 def own_parameters(config: DecoderConfig, plan: Any, stored: bool = True):
     """How many parameters one device has: that it uses, or, fully sharded, that it stores."""
     rows = plan.batch if stored and plan.is_fully_sharded else 1
-    return sum(own_numbers(config, plan, each) // (rows if "D" in each[1] else 1)
-               for each in weights(config))
+    return sum(count // (rows if has_D else 1)
+               for (has_D, *_), count in own_groups(config, plan).items())
 
 
 def plan_traffic(config: DecoderConfig, plan: Any, rows: int, number: int = 4):
     """What a step exchanges: a Traffic of (kind, axes): Moved(None, result bytes).
 
-    rows: B, of T tokens each, on all devices. number: bytes of an activation that travels, and of
-    a weight that layers gather; what is summed has 4. Loss and gradients as of `train.py`, without
-    the norms of clipping.
+    Of conditionals those branches count that are taken, as on the devices. rows: B, of T tokens
+    each, on all devices. number: bytes of an activation that travels, and of a weight that layers
+    gather; what is summed has 4. Loss and gradients are those of `plan_programs`, without the norms
+    of clipping.
     """
-    moved = Counter()
+    moved, sizes = Counter(), plan.sizes
     for key, size in (*_of_tokens(config, plan, rows, number), *_of_weights(config, plan, number)):
-        axes = tuple(axis for axis in plan.sizes if axis in key[1] and plan.sizes[axis] > 1)
+        axes = tuple(axis for axis in sizes if axis in key[1] and sizes[axis] > 1)
         if axes:
             moved[key[0], axes] += size
-    return Traffic({key: Moved(None, size) for key, size in moved.items() if size}, plan.sizes)
+    return Traffic({key: Moved(None, size) for key, size in moved.items() if size}, sizes)
 
 
 def _of_tokens(config, plan, rows, number):
@@ -102,7 +117,9 @@ def _of_tokens(config, plan, rows, number):
     m, p, D, e = plan.microbatches, plan.stage, config.embed, config.experts
     b = rows // plan.batch // plan.expert // m
     tokens, periods = b * config.tokens, config.layers // config.period
-    dense = replace(config, experts=None, remat=plan.remat)
+    # in stages the sums along "model" are no products: they are made again with "products", too
+    kept = "attention" if p > 1 and plan.remat == "products" else plan.remat
+    dense = replace(config, experts=None, remat=kept)
     turns, again, u = m, plan.remat != "none", number * tokens * D
     if p > 1:
         found = turns_of(plan.schedule, p, m)
@@ -117,7 +134,7 @@ def _of_tokens(config, plan, rows, number):
         all_of_it = decoder_step_traffic(dense, mesh, b, "tensor_parallel", number=number)
         layers = all_of_it["all-reduce", ("model",)].bytes - tokens * (number * 2 * D + 3 * 4)
         if e is not None:
-            gates = e.active + 2 - (plan.expert > 1)  # numbers of a token, and of their gradients
+            gates = e.active + 2 - (plan.expert > 1 and p == 1)  # of a token, and gradients
             layers += periods * tokens * (number * 2 * D + 4 * gates)
         yield ("all-reduce", ("model",)), turns * layers // p
     yield ("all-reduce", ("stage", "model")), m * (2 * u + 3 * 4 * tokens)
@@ -137,11 +154,10 @@ def _of_weights(config, plan, number):
         yield ("all-reduce", ("batch", "expert")), m * 2 * 4
         if plan.rules == "fully_sharded_again":
             yield ("all-gather", ("batch",)), parts * number * _again(config, plan)
-    for weight in weights(config):
-        q, letters, in_layers = own_numbers(config, plan, weight), weight[1], weight[2]
-        axes = ("batch",) if "E" in letters else ("batch", "expert")
-        if not by_hand or "D" not in letters:
-            twice = "V" in letters and not whole and m == 1 and not by_hand
+    for (has_D, has_E, has_V, in_layers), q in own_groups(config, plan).items():
+        axes = ("batch",) if has_E else ("batch", "expert")
+        if not by_hand or not has_D:
+            twice = has_V and not whole and m == 1 and not by_hand
             yield ("all-reduce", axes), 4 * q * (1 + twice)
             continue
         gathers = parts if in_layers else 1  # what stands outside of the layers stays gathered
@@ -149,7 +165,6 @@ def _of_weights(config, plan, number):
             yield ("all-gather", ("batch",)), gathers * number * q
             yield ("reduce-scatter", ("batch",)), parts * 4 * q // plan.batch
         yield ("all-reduce", axes[1:]), parts * 4 * q // plan.batch
-
 
 
 def _again(config, plan):

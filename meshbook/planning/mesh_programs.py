@@ -1,17 +1,107 @@
-"""What the compiler of a TPU v4 made of JAXformer on 32 chips, plan by plan: a record."""
+"""What the compiler of a TPU v4 made of JAXformer on 32 chips, plan by plan: a record.
+
+Times are by the compiler's clock, with the axes of the mesh as lines of chips: a slice of fewer
+than 4 × 4 × 4 chips of a v4 has no links around.
+"""
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from meshbook.drawing.figures import bars
+from meshbook.planning.devices import GIB
 from meshbook.planning.meshes import RECORD, Plan
-from meshbook.planning.programs import recorded_program
 from meshbook.planning.topologies import RESULTS, Compilation
+from meshbook.text import text_table
 
 SLICES = "2 slices v4:2x2x1"
 SLICED = dict(vocabulary=1_024, tokens=256, embed=512, hidden=2048, heads=8, layers=4)
+SPENT = {"products": "products", "memory": "memory", "random": "random numbers"}
+
+
+class Recorded(NamedTuple):
+    """A step that was compiled: its plan, and the Compilation."""
+
+    plan: Plan
+    program: Compilation
+
+    @property
+    def step(self):
+        """ms of a step by the compiler's clock, None where it does not fit."""
+        return self.program.seen["step"] if self.program.fits else None
+
+    @property
+    def exposed(self):
+        """ms of a step in which a chip waits for links."""
+        return self.program.seen["exposed"]
+
+
+def recorded_plans():
+    """{plan: Recorded} of all that were compiled."""
+    path = RESULTS / RECORD
+    cells = json.loads(path.read_text("utf8"))["cells"] if path.exists() else {}
+    found = (Recorded(Plan(**fields["cell"]["plan"]), Compilation.of_record(fields["program"]))
+             for fields in cells.values())
+    return {each.plan: each for each in found}
 
 
 def name_of_slices(how: str):
     """The name under which a program for two slices is kept; how: whole, hybrid or all chips."""
     return f"{SLICES} (2, 4) {how}"
+
+
+def rank_correlation(one: Sequence[float], other: Sequence[float]):
+    """Spearman's: the correlation of the places that values without ties have in their orders."""
+    places = [np.argsort(np.argsort(values)) for values in (one, other)]
+    return float(np.corrcoef(*places)[0, 1])
+
+
+def table_of_ranked(found: Sequence[Any], top: int | None = None):
+    """A text table of Ranked plans: place, mesh, the rest, ms of a step, GiB."""
+    rows = [(f"{place}. {each.plan.where}", each.plan.how, f"{1e3 * each.step:.0f}",
+             f"{each.peak / GIB:.0f}" + ("" if each.fits else " no"))
+            for place, each in enumerate(found[:top], 1)]
+    return text_table(("mesh", "plan", "ms", "GiB"), rows, numbers=2)
+
+
+def table_of_recorded(found: Sequence[Any], record: dict):
+    """A text table: of each Ranked plan that was compiled ms by formula and by the clock, GiB.
+
+    record: of `recorded_plans`. The plans stand in the order of the formula.
+    """
+    rows = []
+    for each in sorted(found, key=lambda each: each.step):
+        made = record[each.plan]
+        clock = (f"{made.step:.0f}", f"{made.exposed:.0f}") if made.step else ("refused", "")
+        rows.append((each.plan.where, short(each.plan), f"{1e3 * each.step:.0f}", *clock,
+                     f"{each.peak / GIB:.1f}", f"{made.program.peak / GIB:.1f}"))
+    return text_table(("mesh", "plan", "formula", "clock", "waits", "GiB", "asks"), rows, numbers=5)
+
+
+def short(plan: Plan):
+    """How a plan goes, in few letters, such as "zero1 m2 none" or "gpipe m16 all"."""
+    rules = {"tensor_parallel": "whole", "fully_sharded": "fsdp", "fully_sharded_kept": "fsdp",
+             "fully_sharded_again": "again"}
+    schedule = {"zero_bubble": "zb"}.get(plan.schedule, plan.schedule)
+    parts = [rules.get(plan.rules, plan.rules), *[schedule] * (plan.stage > 1)]
+    return " ".join([*parts, f"m{plan.microbatches}", plan.remat])
+
+
+def draw_ranked(found: Sequence[Any], bubble: Any):
+    """Bars of the ms of a step of Ranked plans: products, memory, random numbers, bubble, wire.
+
+    bubble: a function that gives the share of a plan's turns that are for nothing; this share of
+    the first three is the bubble.
+    """
+    shown = {}
+    for each in found:
+        idle, seconds = bubble(each.plan), {name: 1e3 * t for name, t in each.seconds.items()}
+        busy = {label: (1 - idle) * seconds[name] for name, label in SPENT.items()}
+        lost = {"bubble": sum(seconds[name] for name in SPENT) - sum(busy.values())}
+        wire = {"wire": sum(t for name, t in seconds.items() if name not in SPENT)}
+        shown[f"{each.plan.where}: {short(each.plan)}"] = busy | lost | wire
+    said = "; ".join(f"{label}, {sum(row.values()):.0f} ms" for label, row in shown.items())
+    return bars(shown, "ms", f"Milliseconds of a step of JAXformer on 32 TPU v4 by formula. {said}")

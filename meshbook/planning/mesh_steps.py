@@ -75,7 +75,18 @@ def passes_of(plan: Any):
     turns = turns_of(plan.schedule, p, m).permutes / 2 / m
     if plan.schedule == "lockstep":
         return 2 * turns, turns, turns
-    return (turns / 3,) * 3 if plan.schedule == "zero_bubble" else (turns,) * 3
+    return (turns / 3,) * 3 if plan.schedule == "zero_bubble" else (turns,) * 3  # F, B or W
+
+
+def slots_of(plan: Any):
+    """Slots of ZB-H1's table for a microbatch, 0 for other schedules.
+
+    All devices meet at the end of a slot, so that it lasts as long as the longest of F, B and W. As
+    products these are equal. Of memory and random numbers F has most.
+    """
+    if plan.stage == 1 or plan.schedule != "zero_bubble":
+        return 0
+    return turns_of(plan.schedule, plan.stage, plan.microbatches).permutes / 2 / plan.microbatches
 
 
 def plan_work(config: DecoderConfig, plan: Any, rows: int):
@@ -164,17 +175,20 @@ def plan_moved(config: DecoderConfig, plan: Any, rows: int):
 
     Every array that a layer makes is written once and read once; in the backward pass it is read
     again, and its gradient is written and read. Scores are arrays, too. Each microbatch reads the
-    weights in every pass and adds to the gradients, which are float32.
+    weights in every pass and adds to the gradients, which are float32. Through each slot of a table
+    passes a conditional, at which all that is kept of microbatches is copied.
     """
     number, m, p = np.dtype(config.dtype).itemsize, plan.microbatches, plan.stage
     b = rows // plan.batch // plan.expert // m
     forward, redone, backward = passes_of(plan)
-    again = redone * (plan.remat != "none")
+    again, slots = redone * (plan.remat != "none"), slots_of(plan)
+    passes = 2 * slots or 2 * (forward + again) + 3 * backward
     made = layer_bytes(replace(config, by_row=False), plan.model, b, "none")
     layers = m * sum(count * each for count, each in made) / p
     used, stored = own_parameters(config, plan, False), own_parameters(config, plan)
     tokens, V = rows / plan.batch / plan.expert * config.tokens, config.padded / plan.model / p
-    return {"activations": layers * (2 * (forward + again) + 3 * backward),
+    kept = plan_memory(config, plan, rows)["activations"] if slots else 0
+    return {"activations": layers * passes, "copies": 2 * slots * m * kept,
             "weights": m * number * used * (forward + again + backward),
             "gradients": 2 * 4 * used * m * backward, "update": 8 * 4 * stored,
             "logits": 4 * 4 * tokens * V}
@@ -184,7 +198,7 @@ def plan_drawn(config: DecoderConfig, plan: Any, rows: int):
     """Random numbers that one device draws for dropout: in a pipeline those of all rows."""
     forward, redone, _ = passes_of(plan)
     share = 1 if plan.stage > 1 else plan.batch * plan.expert
-    passes = forward + redone * (plan.remat != "none")
+    passes = slots_of(plan) or forward + redone * (plan.remat != "none")
     numbers = rows * config.tokens * config.embed * 2 * config.layers / plan.stage
     return bool(config.dropout) * passes * numbers / share
 
