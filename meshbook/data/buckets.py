@@ -18,7 +18,8 @@ from fsspec.implementations.local import LocalFileSystem
 from meshbook.data.token_files import UNFINISHED, whole_or_not_at_all
 
 FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
-TRIES, WAIT = 4, 0.25  # attempts, and seconds before the second, doubled for each one more
+TRIES = 4  # attempts
+WAIT = 0.25  # seconds before the second, doubled for each one more
 
 
 class Place:

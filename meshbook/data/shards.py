@@ -152,14 +152,20 @@ class Rows:
     def __init__(self, split: Split, T: int, seed: int | np.integer, window: int):
         self.ahead, self.T, self.seed, self.window = Ahead(split), T, seed, window
         self.R_S = np.array([max(0, each["tokens"] - 1) // T for each in split.shards])
+        self.order = functools.lru_cache(maxsize=3)(self.order_of)
 
     def __len__(self):
         return int(self.R_S.sum())
 
-    def windows(self, epoch: int | np.integer):
-        """The shards of an epoch in its order, `window` at a time."""
+    def order_of(self, epoch: int):
+        """(shards of each window of an epoch, number of rows up to the end of each)."""
         order = epoch_order(len(self.R_S), self.seed, epoch).tolist()
-        return [order[at:at + self.window] for at in range(0, len(order), self.window)]
+        windows = [order[at:at + self.window] for at in range(0, len(order), self.window)]
+        return windows, np.cumsum([self.R_S[shards].sum() for shards in windows])
+
+    def windows(self, epoch: int):
+        """The shards of an epoch in its order, `window` at a time."""
+        return self.order(epoch)[0]
 
     def places(self, epoch: int, number: int):
         """(shard of the window, row) of every row of a window, int (R, 2), in the epoch's order."""
@@ -171,13 +177,11 @@ class Rows:
         numbers, found = np.arange(first, last)[share], []
         epochs, within = np.divmod(numbers, len(self))
         for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
-            at, begin = within[epochs == epoch], 0
-            for number, shards in enumerate(self.windows(epoch)):
-                end = begin + int(self.R_S[shards].sum())
-                here = at[(begin <= at) & (at < end)] - begin
-                if len(here):
-                    found.append(self.gather(epoch, number, here))
-                begin = end
+            at, (windows, ends) = within[epochs == epoch], self.order(epoch)
+            of_window = np.searchsorted(ends, at, side="right")
+            for number in np.unique(of_window).tolist():
+                begin = ends[number] - self.R_S[windows[number]].sum()
+                found.append(self.gather(epoch, number, at[of_window == number] - begin))
         return np.concatenate(found)
 
     def gather(self, epoch: int, number: int, at_R: Int[np.ndarray, "R"]):
