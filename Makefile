@@ -5,12 +5,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 START := .venv-start
+RAY := .venv-ray
 AOT := .venv-aot
 TRUST := .venv-trust
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: help environment start book test serve sync data bench aot aot-all test-aot tensorboard \
+.PHONY: help environment start book test serve sync data bench aot aot-all test-aot ray tensorboard \
 	screenshots soak mutants stranger trust links lock clean
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /make \1: /p' Makefile
@@ -71,17 +72,20 @@ mutants: $(VENV)/installed-$(VERSION)  ## plant faults in the package, and see w
 LOCK = $(BIN)/uv pip compile -q --universal --python-version 3.11 --upgrade \
 	--generate-hashes --no-emit-index-url --custom-compile-command "make lock"
 NEEDED = jax|jaxlib|flax|optax|numpy|jaxtyping|grain|scikit-learn|pillow|torchvision|pooch|tqdm|tiktoken|$\
-tokenizers|orbax-checkpoint|tensorboard|xprof|pandas|matplotlib|rich
+tokenizers|fsspec|pyarrow|orbax-checkpoint|tensorboard|xprof|pandas|matplotlib|rich
 lock: $(VENV)/installed-$(VERSION)  ## resolve the requirements again
 	$(LOCK) requirements-dev.txt -o requirements.lock
 	$(LOCK) requirements-start.txt -c requirements.lock -o requirements-start.lock
 	$(LOCK) requirements-aot.txt -c requirements.lock -o requirements-aot.lock
+	$(LOCK) requirements-ray.txt -c requirements.lock -o requirements-ray.lock
 	$(LOCK) requirements-trust.txt -o requirements-trust.lock
 	echo uv | $(LOCK) - -o requirements-uv.lock
 	sed -nE 's/^(($(NEEDED))==.*[^ ]) \\$$/\1/p' requirements.lock > meshbook/hosts/pins.txt
 
 stranger: $(VENV)/installed-$(VERSION)  ## every notebook as in Colab, where the repository is not (Python 3.13)
 	@$(BIN)/python tests/support/stranger.py
+
+ray: $(RAY)/installed-$(VERSION)  ## Ray, for the test that makes a corpus with it
 
 trust: $(TRUST)/installed-$(VERSION)  ## faults in the workflows, vulnerabilities in the locks (asks the internet)
 	@$(TRUST)/bin/zizmor --offline --persona=auditor .github/workflows
@@ -106,6 +110,10 @@ $(START)/installed-$(VERSION): requirements-start.lock
 
 $(AOT)/installed-$(VERSION): requirements-aot.lock
 	@$(call install,$(AOT),requirements-aot.lock,--compile-bytecode)
+	@touch $@
+
+$(RAY)/installed-$(VERSION): requirements-ray.lock
+	@$(call install,$(RAY),requirements-ray.lock)
 	@touch $@
 
 $(TRUST)/installed-$(VERSION): requirements-trust.lock

@@ -11,7 +11,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CONFIG = yaml.safe_load((ROOT / "_config.yml").read_text())
 LOCK = "requirements.lock"
-LOCKS = [LOCK, "requirements-start.lock", "requirements-aot.lock", "requirements-uv.lock"]
+LOCKS = [LOCK, "requirements-start.lock", "requirements-aot.lock", "requirements-ray.lock",
+         "requirements-uv.lock"]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 MODULES = [*ROOT.glob("meshbook/**/*.py"), *ROOT.glob("book/_ext/*.py")]
 
@@ -61,7 +62,8 @@ def test_the_preface_installs_nothing_large():
 
 def test_the_package_asks_for_what_the_book_asks_for():
     listed = set(requirements("requirements.txt"))
-    extras = PROJECT["optional-dependencies"]
+    extras = dict(PROJECT["optional-dependencies"])
+    assert set(extras.pop("ray")) <= set(requirements("requirements-ray.txt"))  # of one test
     assert set(PROJECT["dependencies"]) | set(sum(extras.values(), [])) == listed
 
 

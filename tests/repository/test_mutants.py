@@ -14,7 +14,8 @@ from benchmarks.mutants import ROOT, Fault
 
 FAULTS = mutants.faults()
 MODULES = {
-    "data/augmentation", "data/images", "data/tokens",
+    "data/augmentation", "data/buckets", "data/corpus", "data/corpus_plan", "data/corpus_workers",
+    "data/documents", "data/images", "data/shards", "data/token_files", "data/tokens",
     "drawing/experts", "drawing/schedules",
     "hlo/clock", "hlo/exchanges", "hlo/execution", "hlo/flops", "hlo/in_flight", "hlo/liveness",
     "hlo/memory", "hlo/module", "hlo/replica_groups", "hlo/schedule", "hlo/wire",
@@ -144,6 +145,8 @@ def test_a_fault_changes_what_an_outcome_is_kept_under(tmp_path):
     book = mutants.copy_book(tmp_path)
     before = mutants.fingerprint(book, FAULTS[0].page)
     assert before == mutants.fingerprint(book, FAULTS[0].page)
+    one, other = (mutants.fingerprint(book, f"tests/data/test_{name}.py") for name in ("a", "b"))
+    assert one != other
     mutants.plant(FAULTS[0], book)
     assert before != mutants.fingerprint(book, FAULTS[0].page)
 
