@@ -63,8 +63,9 @@ tensorboard: $(VENV)/installed-$(VERSION)  ## chapter 9's runs in TensorBoard, f
 screenshots: $(VENV)/installed-$(VERSION)  ## take the book's pictures of TensorBoard again
 	@$(BIN)/python book/_ext/screenshots.py
 
-soak: $(VENV)/installed-$(VERSION)  ## kill a training run 50 times, and compare every loss
+soak: $(VENV)/installed-$(VERSION)  ## kill training runs 50 times, of one process and of four; compare every loss
 	@$(BIN)/python tests/support/soak.py 50
+	@$(BIN)/python tests/support/soak.py 50 0 4
 
 mutants: $(VENV)/installed-$(VERSION)  ## plant faults in the package, and see which page catches each
 	@$(BIN)/python -m benchmarks.mutants

@@ -5,10 +5,10 @@
     python train.py jaxformer-1b --dry-run v4:2x4x4      what it would hold, send, take on 32 chips
     python -m meshbook.hosts.clusters 4 -- python train.py laptop --mesh data=8     four processes
 
---help lists the presets, PRESET --help all settings; `launch/` has what starts it on clusters. A run
-has a folder, OUT/RUN, with checkpoints and with metrics for TensorBoard. With --run NAME it goes on
-where it ended, on the same mesh or on another one. SIGTERM saves and ends; `touch OUT/RUN/profile`
-traces the next three steps.
+--help lists the presets, PRESET --help all settings; `launch/` has what starts it on clusters. A
+run has a folder, OUT/RUN, with checkpoints and with metrics for TensorBoard. With --run NAME it
+goes on where it ended, on the same mesh or on another one. SIGTERM saves and ends; `touch
+OUT/RUN/profile` traces the next three steps.
 """
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""Machines of others that the book runs on: hosted notebooks."""
+"""Machines that the book runs on: hosted notebooks, and runs of several processes."""
 
-__all__ = ["notebooks"]
+__all__ = ["clusters", "notebooks", "places", "replicas", "roll_call"]
