@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import IO
 
 from meshbook.hosts.places import ADDRESS, COUNT, INDEX, STARTED
 from meshbook.hosts.roll_call import processes as named
@@ -93,7 +94,7 @@ class Cluster:
                   if (each.poll() or 0) < 0 and each.poll() != -signal.SIGABRT]
         return (struck or dead)[0]
 
-    def terminate(self, *_):
+    def terminate(self):
         """Ask every process to save and end."""
         for each in self.processes:
             if each.poll() is None:
@@ -132,7 +133,7 @@ def started(command: Sequence[str], processes: int, devices: int = 1,
             reader.join()
 
 
-def hand_on(lines, index: int, out: Callable):
+def hand_on(lines: IO[str], index: int, out: Callable):
     """Give every line of a process to out(), as it comes; not empty ones and what Gloo prints."""
     with lines:
         for line in lines:

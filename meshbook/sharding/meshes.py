@@ -108,8 +108,8 @@ def row_groups(mesh: Mesh, rows: str | tuple[str, ...] = "batch"):
         held.setdefault(device.process_index, set()).add(index[0].indices(ways)[0])
     groups = sorted({tuple(sorted(each)) for each in held.values()})
     if sum(map(len, groups)) != ways:
-        raise ValueError(f"mesh {dict(mesh.shape)} splits rows into {ways}, of which some processes "
-                         "hold partly the same: expected the same rows or none in common")
+        raise ValueError(f"mesh {dict(mesh.shape)} splits rows into {ways}, of which some "
+                         "processes hold partly the same: expected the same rows or none in common")
     return groups.index(tuple(sorted(held[jax.process_index()]))), len(groups)
 
 
