@@ -27,7 +27,7 @@ import tyro
 from flax import nnx
 from tqdm import tqdm
 
-from meshbook.data import images, tokens
+from meshbook.data import images, shards, tokens
 from meshbook.data.named import load_named
 from meshbook.hosts import places, replicas
 from meshbook.models import MiniGPT, MiniGPTConfig, ViT, ViTConfig, as_text, stream
@@ -56,7 +56,7 @@ class Config:
     """All settings of a run."""
 
     model: ViTConfig | MiniGPTConfig | DecoderConfig
-    data: str = "grammar"  # grammar, digits, tinystories, cifar10, or a folder
+    data: str = "grammar"  # grammar, digits, tinystories, cifar10, or a folder, such as a corpus
     mesh: str = ""  # such as data=8,stage=2,model=2; also expert, context. Default: all devices
     rules: Literal["none", "data_parallel", "tensor_parallel", "sequence_parallel",
                    "fully_sharded", "zero1", "zero2"] = "data_parallel"
@@ -117,10 +117,10 @@ def axes_of_mesh(text: str):
 def batches(config: Config, split: Any, group: int, groups: int, **how: Any):
     """A Stream of a process's rows of each batch, in an order that the seed decides."""
     how |= {"process_index": group, "process_count": groups}
-    if config.is_text:
-        return tokens.batches(split, config.batch, config.model.tokens, config.seed,
-                              documents=True, **how)
-    return images.batches(split, config.batch, config.seed, **how)
+    if not config.is_text:
+        return images.batches(split, config.batch, config.seed, **how)
+    make = (tokens if isinstance(split, tokens.Tokens) else shards).batches
+    return make(split, config.batch, config.model.tokens, config.seed, documents=True, **how)
 
 
 def parts(config: Config, axes: dict[str, int]):
