@@ -10,32 +10,39 @@ formulas put far behind, to see whether they are.
 import dataclasses
 from functools import partial
 
-import train
+import jax.numpy as jnp
+import optax
+
+from meshbook.models.decoder import DecoderConfig
+from meshbook.models.expert_layers import JAXFORMER
 from meshbook.planning import topologies
 from meshbook.planning.clocks import clocked, device_of
 from meshbook.planning.meshes import RECORD, Plan
 from meshbook.planning.plan_programs import plan_program, taken_by
 from meshbook.profiling.estimated_runs import estimated_run
+from meshbook.training import clipped, decayed
 
 RESULTS = topologies.RESULTS / RECORD
-RUN = train.PRESETS["jaxformer-1b"]
+CONFIG = DecoderConfig.jaxformer(experts=JAXFORMER, dtype=jnp.bfloat16, by_row=True)
 NAMES = "inputs", "labels", "segments", "positions"
-WHOLE = dict(rules="tensor_parallel", microbatches=2, remat="none")
-ZERO1 = WHOLE | {"rules": "zero1"}
-STAGED = dict(rules="fully_sharded", schedule="zero_bubble", remat="none")
-SOURCE = Plan(8, stage=2, model=2, rules="fully_sharded")
 BEST = (  # of their meshes, by formula
     Plan(2, expert=16, rules="tensor_parallel", microbatches=2, remat="none"),
+    Plan(32, rules="zero1", microbatches=2, remat="none"),
+    Plan(8, expert=4, rules="tensor_parallel", microbatches=2, remat="none"),
 )
 OWN = (  # the source's mesh: its four microbatches, and what fits
     Plan(8, stage=2, model=2, rules="fully_sharded", microbatches=16),
-    Plan(8, stage=2, model=2, rules="fully_sharded", schedule="lockstep", microbatches=16, remat="none"),
+    Plan(8, stage=2, model=2, rules="fully_sharded", schedule="lockstep", microbatches=16,
+         remat="none"),
+    Plan(8, stage=2, model=2, rules="fully_sharded", schedule="zero_bubble", microbatches=8,
+         remat="none"),
 )
 OTHERS = (  # other ways to use the chips, which the formula ranks lower
     Plan(32),
     Plan(16, model=2),
     Plan(32, remat="attention"),
     Plan(16, model=2, rules="tensor_parallel", remat="attention"),
+    Plan(4, stage=8, rules="fully_sharded", microbatches=64, remat="products"),
 )
 
 
@@ -45,7 +52,7 @@ class Cell:
 
     plan: Plan
     tpu: str = "v4:2x4x4"
-    rows: int = RUN.batch
+    rows: int = 256
 
     @property
     def name(self):
@@ -62,8 +69,10 @@ def program(cell):
     """A cell as a jitted step and the shapes and layouts of its arguments, without arrays."""
     axes = cell.plan.mesh
     mesh = topologies.tpu_mesh(cell.tpu, tuple(axes.values()), tuple(axes))
-    optimizer = train.parts(RUN, {"batch": 1, "model": 1})["optimizer"]
-    return plan_program(RUN.model, cell.plan, cell.rows, mesh, optimizer, NAMES)
+    rate = optax.warmup_cosine_decay_schedule(0, 6e-4, 5_000, 26_100, 6e-5)
+    adamw = optax.adamw(rate, b2=0.99, weight_decay=0.05, mask=decayed)
+    optimizer = optax.chain(clipped(1.0), adamw)  # of train.py's preset jaxformer-1b
+    return plan_program(CONFIG, cell.plan, cell.rows, mesh, optimizer, NAMES)
 
 
 def compiled(cell, cache=None):

@@ -37,6 +37,10 @@ def draw_places(coords: Int[np.ndarray, "..."], axes: Mapping[str, int]):
     named = ", ".join(list(axes)[at] for at in split)
     y = 52 + PITCH * torus[1]
     body.append(svg.text(6, y, f"in each chip: its place along {named}", 12, "start"))
+    if torus[0] > 1:
+        y += 18
+        body.append(svg.text(6, y, "equal places of neighbouring planes are linked, too", 12,
+                             "start"))
     alt = (f"A mesh ({named}) of {math.prod(sizes)} chips on a torus of "
            f"{' by '.join(map(str, torus))}; coordinates and place: {'; '.join(said)}")
     return svg.picture("".join(body), torus[0] * width, y + 12, alt, shown=1.2 * torus[0] * width)

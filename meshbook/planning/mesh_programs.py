@@ -3,8 +3,6 @@
 Times are by the compiler's clock, with the axes of the mesh as lines of chips: a slice of fewer
 than 4 × 4 × 4 chips of a v4 has no links around.
 """
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -19,6 +17,8 @@ from meshbook.text import text_table
 
 SLICES = "2 slices v4:2x2x1"
 SLICED = dict(vocabulary=1_024, tokens=256, embed=512, hidden=2048, heads=8, layers=4)
+RULES = {"tensor_parallel": "whole", "fully_sharded": "fsdp", "fully_sharded_kept": "fsdp",
+         "fully_sharded_again": "again"}  # for tables
 SPENT = {"products": "products", "memory": "memory", "random": "random numbers"}
 
 
@@ -59,34 +59,42 @@ def rank_correlation(one: Sequence[float], other: Sequence[float]):
     return float(np.corrcoef(*places)[0, 1])
 
 
-def table_of_ranked(found: Sequence[Any], top: int | None = None):
-    """A text table of Ranked plans: place, mesh, the rest, ms of a step, GiB."""
-    rows = [(f"{place}. {each.plan.where}", each.plan.how, f"{1e3 * each.step:.0f}",
-             f"{each.peak / GIB:.0f}" + ("" if each.fits else " no"))
-            for place, each in enumerate(found[:top], 1)]
-    return text_table(("mesh", "plan", "ms", "GiB"), rows, numbers=2)
+def table_of_ranked(found: Sequence[Any]):
+    """A text table of Ranked plans, the first one first: what each is, ms of a step, GiB."""
+    rows = []
+    for place, each in enumerate(found, 1):
+        plan, staged = each.plan, each.plan.stage > 1
+        rows.append((str(place), plan.where, RULES.get(plan.rules, plan.rules),
+                     plan.schedule if staged else "", str(plan.microbatches), plan.remat,
+                     f"{1e3 * each.step:.0f}", f"{each.peak / GIB:.0f}"))
+    return text_table(("", "mesh", "rules", "schedule", "m", "remat", "ms", "GiB"), rows,
+                      numbers=2)
 
 
 def table_of_recorded(found: Sequence[Any], record: dict):
     """A text table: of each Ranked plan that was compiled ms by formula and by the clock, GiB.
 
-    record: of `recorded_plans`. The plans stand in the order of the formula.
+    record: of `recorded_plans`. The plans stand in the order of the formula, their meshes as sizes
+    of batch, expert, stage and model.
     """
     rows = []
     for each in sorted(found, key=lambda each: each.step):
         made = record[each.plan]
         clock = (f"{made.step:.0f}", f"{made.exposed:.0f}") if made.step else ("refused", "")
-        rows.append((each.plan.where, short(each.plan), f"{1e3 * each.step:.0f}", *clock,
+        rows.append((sizes_in(each.plan), short(each.plan), f"{1e3 * each.step:.0f}", *clock,
                      f"{each.peak / GIB:.1f}", f"{made.program.peak / GIB:.1f}"))
     return text_table(("mesh", "plan", "formula", "clock", "waits", "GiB", "asks"), rows, numbers=5)
 
 
+def sizes_in(plan: Plan):
+    """The sizes of batch, expert, stage and model, such as "(8, 1, 2, 2)"."""
+    return str((plan.batch, plan.expert, plan.stage, plan.model))
+
+
 def short(plan: Plan):
     """How a plan goes, in few letters, such as "zero1 m2 none" or "gpipe m16 all"."""
-    rules = {"tensor_parallel": "whole", "fully_sharded": "fsdp", "fully_sharded_kept": "fsdp",
-             "fully_sharded_again": "again"}
     schedule = {"zero_bubble": "zb"}.get(plan.schedule, plan.schedule)
-    parts = [rules.get(plan.rules, plan.rules), *[schedule] * (plan.stage > 1)]
+    parts = [RULES.get(plan.rules, plan.rules), *[schedule] * (plan.stage > 1)]
     return " ".join([*parts, f"m{plan.microbatches}", plan.remat])
 
 
@@ -102,6 +110,6 @@ def draw_ranked(found: Sequence[Any], bubble: Any):
         busy = {label: (1 - idle) * seconds[name] for name, label in SPENT.items()}
         lost = {"bubble": sum(seconds[name] for name in SPENT) - sum(busy.values())}
         wire = {"wire": sum(t for name, t in seconds.items() if name not in SPENT)}
-        shown[f"{each.plan.where}: {short(each.plan)}"] = busy | lost | wire
+        shown[f"{sizes_in(each.plan)} {short(each.plan)}"] = busy | lost | wire
     said = "; ".join(f"{label}, {sum(row.values()):.0f} ms" for label, row in shown.items())
     return bars(shown, "ms", f"Milliseconds of a step of JAXformer on 32 TPU v4 by formula. {said}")

@@ -174,9 +174,10 @@ def plan_moved(config: DecoderConfig, plan: Any, rows: int):
     """Bytes to and from the memory of one device in a step with Adam, by what they are.
 
     Every array that a layer makes is written once and read once; in the backward pass it is read
-    again, and its gradient is written and read. Scores are arrays, too. Each microbatch reads the
-    weights in every pass and adds to the gradients, which are float32. Through each slot of a table
-    passes a conditional, at which all that is kept of microbatches is copied.
+    again, and its gradient is written and read. Scores are arrays, too. What is kept goes into a
+    stack of all layers and comes out of it; in a table of slots all that is kept passes through a
+    conditional in every slot. Each microbatch reads the weights in every pass and adds to the
+    gradients, which are float32.
     """
     number, m, p = np.dtype(config.dtype).itemsize, plan.microbatches, plan.stage
     b = rows // plan.batch // plan.expert // m
@@ -187,8 +188,11 @@ def plan_moved(config: DecoderConfig, plan: Any, rows: int):
     layers = m * sum(count * each for count, each in made) / p
     used, stored = own_parameters(config, plan, False), own_parameters(config, plan)
     tokens, V = rows / plan.batch / plan.expert * config.tokens, config.padded / plan.model / p
-    kept = plan_memory(config, plan, rows)["activations"] if slots else 0
-    return {"activations": layers * passes, "copies": 2 * slots * m * kept,
+    stacked = m * sum(count * each for count, each in layer_bytes(config, plan.model, b, plan.remat)
+                      ) / p * forward
+    if slots:
+        stacked = m * slots * plan_memory(config, plan, rows)["activations"]
+    return {"activations": layers * passes, "copies": 2 * stacked,
             "weights": m * number * used * (forward + again + backward),
             "gradients": 2 * 4 * used * m * backward, "update": 8 * 4 * stored,
             "logits": 4 * 4 * tokens * V}

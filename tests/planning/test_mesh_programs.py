@@ -1,0 +1,100 @@
+"""JAXformer on 32 chips as it was compiled: the record, its tables, and what formulas say of it."""
+import dataclasses
+
+import jax.numpy as jnp
+import pytest
+
+from meshbook.models.decoder import DecoderConfig
+from meshbook.models.expert_layers import JAXFORMER, ExpertSizes
+from meshbook.planning import topologies
+from meshbook.planning.devices import DEVICES
+from meshbook.planning.mesh_costs import plan_traffic
+from meshbook.planning.mesh_programs import (
+    draw_ranked, rank_correlation, recorded_plans, short, table_of_ranked, table_of_recorded
+)
+from meshbook.planning.mesh_steps import plan_work
+from meshbook.planning.meshes import Plan, ranked
+from meshbook.planning.places import placed, spans
+from meshbook.planning.plan_programs import plan_program
+
+BIG = DecoderConfig.jaxformer(experts=JAXFORMER, dtype=jnp.bfloat16, by_row=True)
+V4, TORUS = DEVICES["TPU v4"], (2, 4, 4)
+RECORD = recorded_plans()
+FITTING = {plan: made for plan, made in RECORD.items() if made.step}
+compiler = pytest.mark.skipif(not topologies.installed(), reason="libtpu is not installed")
+
+
+def of_plan(plan):
+    return ranked(BIG, plan, 256, V4, TORUS)
+
+
+def test_the_record_is_that_of_the_cells():
+    from benchmarks import aot_meshes
+    assert [cell.plan for cell in aot_meshes.cells()] == list(RECORD)
+    assert {made.program.topology for made in RECORD.values()} == {"v4:2x4x4"}
+    assert all(made.program.mesh == plan.mesh for plan, made in RECORD.items())
+
+
+def test_formulas_come_near_to_what_was_compiled():
+    plain = [plan for plan in FITTING if plan.stage == 1 or plan.schedule == "gpipe"]
+    for plan in plain:
+        made, found = FITTING[plan].program, of_plan(plan)
+        assert plan_work(BIG, plan, 256).done == pytest.approx(made.flops, rel=0.02)
+        if plan.model > 1:
+            moved = plan_traffic(BIG, plan, 256, 2).along("model").bytes
+            assert moved == pytest.approx(made.traffic.along("model").bytes, rel=0.001)
+        assert 1e3 * found.step == pytest.approx(FITTING[plan].step, rel=0.4)
+        assert found.peak < made.peak
+    steps = [[of_plan(plan).step for plan in FITTING], [made.step for made in FITTING.values()]]
+    assert rank_correlation(*steps) > 0.5
+    forgotten = [plan_work(BIG, dataclasses.replace(plan, remat="none"), 256).done
+                 / FITTING[plan].program.flops for plan in plain if plan.remat == "all"]
+    assert forgotten and all(share < 0.9 for share in forgotten)  # what is done again
+
+
+def test_orders_are_compared():
+    assert rank_correlation([1, 2, 3], [10, 20, 21]) == pytest.approx(1)
+    assert rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
+
+
+def test_tables_and_bars_have_every_plan():
+    found = [of_plan(plan) for plan in RECORD]
+    said, ranking = table_of_recorded(found, RECORD), table_of_ranked(found)
+    for plan, made in RECORD.items():
+        assert short(plan) in said and plan.where in ranking
+        assert (f"{made.step:.0f}" if made.step else "refused") in said
+    assert max(map(len, said.splitlines())) <= 78
+    picture = draw_ranked(found[:2], lambda plan: 0.25)
+    assert short(found[0].plan) in picture._repr_html_()
+
+
+def test_a_mesh_lies_on_the_torus_as_jax_lays_it():
+    coords = placed(TORUS, {"batch": 8, "stage": 2, "model": 2})
+    assert coords.shape == (8, 2, 2, 3) and len({*map(tuple, coords.reshape(-1, 3))}) == 32
+    assert spans(TORUS, {"batch": 32, "model": 1})["batch"] == ((2, 4, 4), 1)
+    with pytest.raises(NotImplementedError, match="Failed to find assignment"):
+        placed(TORUS, {"batch": 8, "stage": 2, "model": 2}, split=False)
+
+
+@compiler
+def test_the_layout_is_that_of_a_topology():
+    mesh = topologies.tpu_mesh("v4:2x4x4", (8, 2, 2), ("batch", "stage", "model"))
+    there = [list(device.coords) for device in mesh.devices.flat]
+    assert placed(TORUS, dict(mesh.shape)).reshape(-1, 3).tolist() == there
+
+
+@compiler
+@pytest.mark.parametrize("plan", [
+    Plan(4, model=2, rules="tensor_parallel", remat="attention"),
+    Plan(2, stage=2, model=2, rules="fully_sharded", microbatches=4)])
+def test_a_mesh_that_is_not_in_the_record(plan):
+    """A smaller decoder on eight chips: bytes along "model", and FLOPs."""
+    config = DecoderConfig(
+        vocabulary=4_000, tokens=256, embed=256, hidden=1024, heads=4, layers=4, latent=64,
+        rotary=32, period=2, gated=False, bias=True, by_row=True, dtype=jnp.bfloat16,
+        experts=ExpertSizes(8, 2, shared=256, capacity=1.5, router="sigmoid", auxiliary=1e-4))
+    mesh = topologies.tpu_mesh("v4:2x2x2", tuple(plan.mesh.values()), tuple(plan.mesh))
+    made = topologies.compile_for("v4:2x2x2", *plan_program(config, plan, 32, mesh))
+    assert made.flops == pytest.approx(plan_work(config, plan, 32).done, rel=0.02)
+    expected = plan_traffic(config, plan, 32, 2).along("model").bytes
+    assert made.traffic.along("model").bytes == pytest.approx(expected, rel=0.01)
