@@ -46,8 +46,7 @@ def spans(torus: Sequence[int], mesh: Mapping[str, int]):
     """
     coords, found = placed(torus, mesh), {}
     for at, axis in enumerate(mesh):
-        group = np.moveaxis(coords, at, 0).reshape(len(coords[0]) if False else mesh[axis], -1,
-                                                   len(torus))[:, 0]
+        group = np.moveaxis(coords, at, 0).reshape(mesh[axis], -1, len(torus))[:, 0]
         along = [sorted(set(group[:, dimension].tolist())) for dimension in range(len(torus))]
         along = [places for places in along if len(places) > 1]
         steps = [max(np.diff(places).tolist()) for places in along]
