@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import re
 import shutil
@@ -21,7 +22,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
 
 from meshbook.hosts.places import ADDRESS, COUNT, INDEX, STARTED
 from meshbook.hosts.roll_call import processes as named
@@ -133,7 +133,7 @@ def started(command: Sequence[str], processes: int, devices: int = 1,
             reader.join()
 
 
-def hand_on(lines: IO[str], index: int, out: Callable):
+def hand_on(lines: io.TextIOBase, index: int, out: Callable):
     """Give every line of a process to out(), as it comes; not empty ones and what Gloo prints."""
     with lines:
         for line in lines:
