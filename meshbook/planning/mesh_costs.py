@@ -134,14 +134,15 @@ def _of_tokens(config, plan, rows, number):
         all_of_it = decoder_step_traffic(dense, mesh, b, "tensor_parallel", number=number)
         layers = all_of_it["all-reduce", ("model",)].bytes - tokens * (number * 2 * D + 3 * 4)
         if e is not None:
-            gates = e.active + 2 - (plan.expert > 1 and p == 1)  # of a token, and gradients
-            layers += periods * tokens * (number * 2 * D + 4 * gates)
+            biases = config.bias * e.count // plan.expert * D  # inside of the sum: their gradients
+            layers += periods * (tokens * (number * 2 * D + 4 * e.active) + 4 * biases)
         yield ("all-reduce", ("model",)), turns * layers // p
     yield ("all-reduce", ("stage", "model")), m * (2 * u + 3 * 4 * tokens)
     if e is not None:
         slots = number * b * slots_in_row(config) * D
         yield ("all-to-all", ("expert",)), turns * periods // p * (4 + 2 * again) * slots
-        sums = 1 if p > 1 else LOADS + again  # a pipeline's loss needs only what has a gradient
+        # a pipeline's loss needs only what has a gradient
+        sums = bool(e.auxiliary or e.biased) if p > 1 else LOADS + again
         yield ("all-reduce", ("batch", "expert")), turns * periods // p * 4 * sums * e.count
 
 
