@@ -103,8 +103,8 @@ def row_groups(mesh: Mesh, rows: str | tuple[str, ...] = "batch"):
                          f"{jax.process_count()} processes have {jax.device_count()}: expected a "
                          "mesh of all of them")
     ways = math.prod(mesh.shape[axis] for axis in axes_of(rows))
-    held = {}
-    for device, index in NamedSharding(mesh, P(rows)).devices_indices_map((ways,)).items():
+    held, split = {}, P(rows)
+    for device, index in NamedSharding(mesh, split).devices_indices_map((ways,)).items():
         held.setdefault(device.process_index, set()).add(index[0].indices(ways)[0])
     groups = sorted({tuple(sorted(each)) for each in held.values()})
     if sum(map(len, groups)) != ways:
