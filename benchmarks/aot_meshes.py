@@ -36,6 +36,8 @@ OWN = (  # the source's mesh: its four microbatches, and what fits
          remat="none"),
     Plan(8, stage=2, model=2, rules="fully_sharded", schedule="zero_bubble", microbatches=8,
          remat="none"),
+    Plan(8, stage=2, model=2, rules="fully_sharded", microbatches=16, remat="products"),
+    Plan(8, stage=2, model=2, rules="fully_sharded", microbatches=4, remat="none"),
 )
 OTHERS = (  # other ways to use the chips, which the formula ranks lower
     Plan(32),
@@ -43,6 +45,8 @@ OTHERS = (  # other ways to use the chips, which the formula ranks lower
     Plan(32, remat="attention"),
     Plan(16, model=2, rules="tensor_parallel", remat="attention"),
     Plan(4, stage=8, rules="fully_sharded", microbatches=64, remat="products"),
+    Plan(32, remat="products"),
+    Plan(2, expert=16, remat="attention"),
 )
 
 
@@ -76,7 +80,7 @@ def program(cell):
 
 
 def compiled(cell, cache=None):
-    """The Compilation of a cell, its time with the branches that its schedule takes in each turn."""
+    """The Compilation of a cell, timed with the branches that its schedule takes in each turn."""
     taken = taken_by(cell.plan)
     return topologies.compile_for(cell.tpu, *program(cell), cache=cache,
                                   look=partial(looked, cell.tpu, taken),

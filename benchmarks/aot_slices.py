@@ -40,7 +40,8 @@ def program(how):
     mesh, config = mesh_of_slices(), DecoderConfig(**SLICED, dtype=jnp.bfloat16)
     state = abstract_state(lambda: Decoder(config, RULES[how], rngs=nnx.Rngs(0)), optax.sgd(0.1),
                            mesh, as_it_is, language_loss, rows=ROWS)
-    ids = jax.ShapeDtypeStruct((32, config.tokens), jnp.int32, sharding=NamedSharding(mesh, P(ROWS)))
+    ids = jax.ShapeDtypeStruct((32, config.tokens), jnp.int32,
+                               sharding=NamedSharding(mesh, P(ROWS)))
     return (train_step, state, {"inputs": ids, "labels": ids},
             jax.eval_shape(lambda: jax.random.key(0)))
 

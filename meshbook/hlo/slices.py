@@ -19,12 +19,12 @@ TRANSFER = re.compile(r'_xla_megascale_transfer_type="?([A-Z_]+)')
 
 
 def between_slices(compiled: Any, taken: Mapping | None = None):
-    """{what the compiler makes of it: Moved(count, bytes)} that one device sends to other slices.
+    """{what crosses: Moved(count, wire bytes)} that one device sends to other slices.
 
-    Kinds are those of what crosses, such as "all-reduce". compiled: `jax.stages.Compiled`, or HLO
-    text, of a program for several slices of a TPU; taken: see `meshbook.hlo.collectives`. Bytes are
-    those that a device hands to the network, once for each time a loop turns; of an all-reduce or a
-    gather among two slices it receives as many. A program for one slice has none: {}.
+    Kinds are those of collectives, such as "all-reduce". compiled: `jax.stages.Compiled`, or HLO
+    text, of a program for several slices of a TPU; taken: see `meshbook.hlo.collectives`. What a
+    device hands to the network counts once for each turn of a loop. A program for one slice has
+    none: {}.
     """
     def measure(computation, instruction):
         if instruction.opcode != "send":

@@ -1,4 +1,4 @@
-"""What a plan asks of one device, by formula: parameters, FLOPs, bytes held, moved and sent.
+"""What a plan asks of one device, by formula: parameters, and what is sent over the links.
 
 A plan spreads a decoder, with experts or without, over up to four mesh axes: "batch" and "expert"
 split the rows, "expert" the experts, "stage" the layers and the vocabulary, "model" heads, hidden

@@ -17,6 +17,7 @@ import numpy as np
 from meshbook.hlo.clock import LANES
 from meshbook.hlo.wire import wire_seconds
 from meshbook.models.decoder import DecoderConfig
+from meshbook.models.losses import CHUNK
 from meshbook.planning.costs import tiled
 from meshbook.planning.decoder_costs import AGAIN, AGAIN_BY_ROW, layer_products
 from meshbook.planning.decoder_memory import waiting_bytes
@@ -160,7 +161,8 @@ def plan_memory(config: DecoderConfig, plan: Any, rows: int):
     return {"parameters": 4 * stored, "moments": 8 * own,
             "gradients": 4 * (used if m > 1 or p > 1 else stored),
             "gathered": number * used, "activations": int(kept * waits),
-            "layer": max(each for _, each in kind("none")), "logits": 4 * tiled(min(tokens, 4096), V),
+            "layer": max(each for _, each in kind("none")),
+            "logits": number * tiled(min(tokens, CHUNK), V) + 4 * V * config.embed,
             "inputs": 4 * 2 * tiled(rows // plan.batch // plan.expert, config.tokens)}
 
 
