@@ -9,8 +9,9 @@ from meshbook.data.corpus import INDEX
 def load_named(name: str, text: bool):
     """Splits of images, or Stories: "digits", "cifar10"; "grammar", "tinystories"; or a folder.
 
-    A folder or URL with an index.json is a Corpus. Downloads lie in MESHBOOK_DATA, or in data/. Raises ValueError for images where text was wanted,
-    and the other way round; FileNotFoundError as the loaders do.
+    A folder or URL with an index.json is a Corpus. Downloads lie in MESHBOOK_DATA, or in data/.
+    Raises ValueError for images where text was wanted, and the other way round; FileNotFoundError
+    as the loaders do.
     """
     home = os.environ.get("MESHBOOK_DATA", "data")
     texts = {"grammar": stories.load_grammar, "tinystories": lambda: stories.load_tinystories(home)}
