@@ -36,7 +36,7 @@ class Input:
 
 
 def find_inputs(url: str | os.PathLike):
-    """The Inputs of a file, a folder or a pattern with *, sorted by name.
+    """The Inputs of a file, a folder or a pattern such as ``in/*.jsonl``, sorted by name.
 
     Raises FileNotFoundError where there is none, ValueError for a file of an unknown kind or
     without content.

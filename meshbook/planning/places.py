@@ -28,7 +28,7 @@ def chips_of(torus: Sequence[int]):
 
 
 def placed(torus: Sequence[int], mesh: Mapping[str, int], split: bool = True):
-    """The coordinates of the chips of a mesh, (*sizes of its axes, 3).
+    """The coordinates of the chips of a mesh, (sizes of its axes ..., 3).
 
     split: whether a mesh axis may have a part of an axis of the torus. Raises NotImplementedError,
     as JAX does, where the mesh does not fit the torus.
