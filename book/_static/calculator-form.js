@@ -155,6 +155,22 @@
     ];
   };
 
+  // All meshes of as many devices, each with its best preset; the one that is chosen is marked.
+  const shownMeshes = choice => {
+    const {model, rows, across, device} = choice, names = presetsOf(model);
+    const {found, refused} = meshbook.ranking.meshes(choice, rows * across);
+    const mine = each => each.rows === rows && each.across === across;
+    return [
+      table(`All meshes of ${rows * across} devices, and the best sharding of each`,
+        ["batch, model", "sharding", "memory", "step, if nothing overlaps"],
+        found.map(each => [`(${each.rows}, ${each.across})${mine(each) ? ", chosen" : ""}`,
+                           names[each.preset], memoryOf(each.found.peak)
+                             + (each.fits ? "" : `: more than ${memoryOf(device.memory)}`),
+                           timeOf(each.seconds)])),
+      ...refused.map(([[one, other], why]) => element("p", {}, `(${one}, ${other}): ${why}`)),
+    ];
+  };
+
   // Of stages the formula counts what a schedule has to keep: a program keeps more.
   const shownAlong = ({memory, peak, traffic, bubble}, {device, axis}) => {
     const [kind, words] = verdict(peak, device.memory, false), least = axis === "stage";
@@ -248,7 +264,7 @@
         const choice = read();
         output.replaceChildren(...(choice.preset in AXES
           ? shownAlong(meshbook.axes.estimate(choice), choice)
-          : shown(meshbook.estimate(choice), choice)));
+          : [...shown(meshbook.estimate(choice), choice), ...shownMeshes(choice)]));
         history.replaceState(null, "", `#${new URLSearchParams(new FormData(form))}`);
       } catch (error) {
         if (!(error instanceof RangeError)) throw error;

@@ -40,6 +40,53 @@ class Estimate(NamedTuple):
     floors: dict
 
 
+class Ranked(NamedTuple):
+    """The best preset of a mesh: mesh {axis: size}, preset, Estimate; whether a device has room.
+
+    seconds: the sum of the floors, which is the time of a step if nothing overlaps.
+    """
+
+    mesh: dict
+    preset: str
+    estimate: Estimate
+    fits: bool
+    seconds: float
+
+
+def ranked_meshes(
+    config: ViTConfig | MiniGPTConfig | DecoderConfig, devices: int, batch: int, device: Device,
+    checkpointed: bool = False,
+):
+    """All meshes of two axes of so many devices: ([Ranked], {(batch, model): why not}).
+
+    Those that fit come first, and of them those of the fewest seconds. Arguments as of `estimate`.
+    """
+    found, refused = [], {}
+    for across in (size for size in range(1, devices + 1) if devices % size == 0):
+        mesh, reasons = {"batch": devices // across, "model": across}, []
+        each = list(_by_preset(config, mesh, batch, device, checkpointed, reasons))
+        if each:
+            found.append(min(each, key=_order))
+        else:
+            refused[tuple(mesh.values())] = reasons[0]
+    return sorted(found, key=_order), refused
+
+
+def _order(ranked):
+    return not ranked.fits, ranked.seconds
+
+
+def _by_preset(config, mesh, batch, device, checkpointed, reasons):
+    """The Ranked of every preset that can be; why others cannot is added to `reasons`."""
+    for preset in decoder_costs.PRESETS if isinstance(config, DecoderConfig) else PRESETS:
+        try:
+            found = estimate(config, preset, mesh, batch, device, checkpointed)
+        except ValueError as error:
+            reasons.append(str(error))
+            continue
+        yield Ranked(mesh, preset, found, found.peak <= device.memory, sum(found.floors.values()))
+
+
 def estimate(
     config: ViTConfig | MiniGPTConfig | DecoderConfig, preset: str, mesh: Mapping[str, int],
     batch: int, device: Device, checkpointed: bool = False,

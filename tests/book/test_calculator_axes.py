@@ -104,7 +104,7 @@ def page(tab, tmp_path):
                f"const meshbookParts = {json.dumps(WORDS)};"]
     scripts += [(STATIC / name).read_text("utf8") for name in (
         "form-elements.js", "calculator.js", "calculator-decoder.js", "calculator-axes.js",
-        "calculator-timeline.js", "calculator-form.js")]
+        "calculator-ranking.js", "calculator-timeline.js", "calculator-form.js")]
     style, path = (STATIC / "meshbook.css").read_text("utf8"), tmp_path / "calculator.html"
     path.write_text(f"<!doctype html><meta charset=utf-8><style>{style}</style>"
                     "<div id=calculator></div>" + "".join(f"<script>{each}</script>"
