@@ -55,7 +55,8 @@ aot-all: $(AOT)/installed-$(VERSION)  ## and all other programs that the book ha
 
 test-aot: $(AOT)/installed-$(VERSION)  ## the tests that need the TPU's compiler
 	$(AOT)/bin/python -m pytest -o addopts=-ra -n 2 --junitxml=$(REPORT) \
-		tests/planning/test_topologies.py tests/planning/test_dry_runs.py
+		tests/planning/test_topologies.py tests/planning/test_dry_runs.py \
+		tests/planning/test_mesh_programs.py
 
 tensorboard: $(VENV)/installed-$(VERSION)  ## chapter 9's runs in TensorBoard, for this machine only
 	@$(BIN)/python -m meshbook.profiling.tensorboard _build/profiles
