@@ -157,16 +157,15 @@
 
   // All meshes of as many devices, each with its best preset; the one that is chosen is marked.
   const shownMeshes = choice => {
-    const {model, rows, across, device} = choice, names = presetsOf(model);
+    const {model, rows, across} = choice, names = presetsOf(model);
     const {found, refused} = meshbook.ranking.meshes(choice, rows * across);
     const mine = each => each.rows === rows && each.across === across;
     return [
-      table(`All meshes of ${rows * across} devices, and the best sharding of each`,
-        ["batch, model", "sharding", "memory", "step, if nothing overlaps"],
-        found.map(each => [`(${each.rows}, ${each.across})${mine(each) ? ", chosen" : ""}`,
-                           names[each.preset], memoryOf(each.found.peak)
-                             + (each.fits ? "" : `: more than ${memoryOf(device.memory)}`),
-                           timeOf(each.seconds)])),
+      table(`All meshes of ${rows * across} devices`, ["batch, model", "memory", "floors, summed"],
+        found.map(each => [
+          `(${each.rows}, ${each.across}) ${names[each.preset]}${mine(each) ? ", chosen" : ""}`,
+          `${memoryOf(each.found.peak)}${each.fits ? "" : ", no"}`, timeOf(each.seconds)])),
+      element("p", {}, "Each with its best sharding; “no” does not fit."),
       ...refused.map(([[one, other], why]) => element("p", {}, `(${one}, ${other}): ${why}`)),
     ];
   };
