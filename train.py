@@ -150,7 +150,7 @@ def train(config: Config):
     """Train, with everything around it: resume, validate, save, write, trace, end when asked."""
     places.connect()
     check_same("configuration", config)
-    axes, first = axes_of_mesh(config.mesh), jax.process_index() == 0
+    axes = axes_of_mesh(config.mesh)
     devices = helpers.start(math.prod(axes.values()))
     if not config.mesh and (devices[0].platform != "cpu" or jax.process_count() > 1):
         axes["batch"] = len(devices)
@@ -159,7 +159,7 @@ def train(config: Config):
         config = replace(config, model=replace(config.model, vocabulary=data.encoding.n_vocab))
     mesh = make_mesh(tuple(axes.values()), tuple(axes))
     made = parts(config, axes)
-    share = row_groups(mesh, made["rows"])
+    share, first = row_groups(mesh, made["rows"]), jax.process_index() == 0
     state = create_state(mesh=mesh, prepare=as_it_is if config.is_text else data.prepare, **made)
     ours = batches(config, data.train, *share)
     held = batches(config, data.validation, *share, epochs=1)

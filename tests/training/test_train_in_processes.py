@@ -7,21 +7,25 @@ import sys
 import time
 
 import pytest
+import train
 
 from meshbook.hosts import clusters
 from meshbook.saving import progress
 from meshbook.saving.runs import read_metrics
 
 ROOT = pathlib.Path(__file__).parents[2]
-SMALL = ("laptop --steps 12 --warmup 2 --save-every 4 --validate-every 6 --validation-batches 2 "
+SMALL = ("--steps 12 --warmup 2 --save-every 4 --validate-every 6 --validation-batches 2 "
          "--batch 8 --sample 0 --compare-every 5 --model.embed 16 --model.hidden 32 "
          "--model.heads 4 --model.layers 2 --model.tokens 16 ")
 
 
 def command(folder, count, flags="", devices=2):
-    """The command that a reader types."""
+    """The command that a reader types; flags may begin with a preset."""
+    preset, words = "laptop", flags.split()
+    if words and words[0] in train.PRESETS:
+        preset, *words = words
     return [sys.executable, "-m", "meshbook.hosts.clusters", str(count), "--devices", str(devices),
-            "--", sys.executable, "train.py", *SMALL.split(), *flags.split(), "--out", str(folder)]
+            "--", sys.executable, "train.py", preset, *SMALL.split(), *words, "--out", str(folder)]
 
 
 def run(*given):
@@ -65,13 +69,27 @@ def test_four_processes_are_killed_go_on_and_end_like_a_run_that_was_not(tmp_pat
     assert len(lives) == 2 and lives[1].came_from in (4, 8)
 
 
-def test_processes_that_share_rows_load_the_same(tmp_path):
-    """Over (2, 4) two of four processes hold the same rows."""
-    flags = "--mesh data=2,model=4 --rules tensor_parallel --run "
-    for name, count in (("four", 4), ("one", 1)):
-        code, said = run(tmp_path, count, flags + name, 8 // count)
+@pytest.mark.parametrize("count, flags", [
+    (4, "--mesh data=2,model=4 --rules tensor_parallel"),  # two processes hold the same rows
+    (2, "--mesh data=2,stage=2,model=2 --rules fully_sharded --microbatches 4 --sample 4"),
+    (2, "jaxformer-laptop --model.latent 8 --model.rotary 4 --model.layers 4 --batch 16 "
+        "--mesh expert=2,stage=2,model=2 --microbatches 2 --schedule gpipe"),
+    (2, "--mesh data=2,context=4"),
+])
+def test_processes_over_any_mesh_train_as_one_process_does(count, flags, tmp_path):
+    for name, each in (("many", count), ("one", 1)):
+        code, said = run(tmp_path, each, f"{flags} --run {name}", 8 // each)
         assert code == 0, said
-    assert losses(tmp_path / "four") == losses(tmp_path / "one")
+    assert losses(tmp_path / "many") == losses(tmp_path / "one")
+
+
+def test_a_fresh_process_simulates_the_devices_that_its_mesh_needs(tmp_path):
+    """`python train.py` alone: nothing may ask JAX for its devices before their number is known."""
+    words = [*SMALL.split(), "--mesh", "data=8", "--out", str(tmp_path), "--run", "run"]
+    done = subprocess.run([sys.executable, "train.py", "laptop", *words], cwd=ROOT,
+                          capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "8 simulated CPU devices" in done.stdout, done.stderr
+    assert len(losses(tmp_path / "run")) == 12
 
 
 @pytest.mark.parametrize("flags, words", [
@@ -86,7 +104,7 @@ def test_what_cannot_be_is_one_sentence(flags, words, tmp_path):
 
 def test_processes_of_other_settings_are_named(tmp_path):
     script = tmp_path / "start.sh"
-    script.write_text(f"exec {sys.executable} {ROOT / 'train.py'} {SMALL} --out {tmp_path} "
+    script.write_text(f"exec {sys.executable} {ROOT / 'train.py'} laptop {SMALL} --out {tmp_path} "
                       "--batch $((8 + 4 * MESHBOOK_PROCESS))\n")
     said = []
     ended = clusters.launch(["sh", str(script)], 2, 2, {"PYTHONPATH": str(ROOT)}, said.append)
