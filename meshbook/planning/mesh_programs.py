@@ -109,7 +109,21 @@ def draw_ranked(found: Sequence[Any], bubble: Any):
         idle, seconds = bubble(each.plan), {name: 1e3 * t for name, t in each.seconds.items()}
         busy = {label: (1 - idle) * seconds[name] for name, label in SPENT.items()}
         lost = {"bubble": sum(seconds[name] for name in SPENT) - sum(busy.values())}
-        wire = {"wire": sum(t for name, t in seconds.items() if name not in SPENT)}
-        shown[f"{sizes_in(each.plan)} {short(each.plan)}"] = busy | lost | wire
+        shown[f"{sizes_in(each.plan)} {short(each.plan)}"] = busy | lost | {"wire": 1e3 * each.wire}
     said = "; ".join(f"{label}, {sum(row.values()):.0f} ms" for label, row in shown.items())
     return bars(shown, "ms", f"Milliseconds of a step of JAXformer on 32 TPU v4 by formula. {said}")
+
+
+def draw_compared(found: Sequence[Any], record: dict):
+    """Two bars for each Ranked plan, ms of a step by formula and by the clock: work and links.
+
+    record: of `recorded_plans`; all plans fit.
+    """
+    shown = {}
+    for each in found:
+        made, label = record[each.plan], f"{sizes_in(each.plan)} {short(each.plan)}"
+        steps = {"formula": (1e3 * each.step, 1e3 * each.wire), "clock": (made.step, made.exposed)}
+        shown |= {f"{label}, {name}": {"work": step - links, "links": links}
+                  for name, (step, links) in steps.items()}
+    said = "; ".join(f"{label}, {sum(row.values()):.0f} ms" for label, row in shown.items())
+    return bars(shown, "ms", f"Milliseconds of a step of JAXformer on 32 TPU v4. {said}")

@@ -91,6 +91,11 @@ class Ranked:
         return sum(self.seconds.values())
 
     @property
+    def wire(self):
+        """Seconds of a step in which links are used, which nothing hides."""
+        return sum(t for what, t in self.seconds.items() if what in AXES)
+
+    @property
     def peak(self):
         """The most bytes that one device holds at once."""
         return plan_peak(self.memory)

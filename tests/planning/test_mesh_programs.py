@@ -10,7 +10,7 @@ from meshbook.planning import topologies
 from meshbook.planning.devices import DEVICES
 from meshbook.planning.mesh_costs import plan_traffic
 from meshbook.planning.mesh_programs import (
-    draw_ranked, rank_correlation, recorded_plans, short, table_of_ranked, table_of_recorded
+    draw_compared, draw_ranked, rank_correlation, recorded_plans, short, table_of_ranked, table_of_recorded
 )
 from meshbook.planning.mesh_steps import plan_work
 from meshbook.planning.meshes import Plan, ranked
@@ -66,6 +66,10 @@ def test_tables_and_bars_have_every_plan():
     assert max(map(len, said.splitlines())) <= 78
     picture = draw_ranked(found[:2], lambda plan: 0.25)
     assert short(found[0].plan) in picture._repr_html_()
+    first, made = found[0], RECORD[found[0].plan]
+    picture = draw_compared(found[:1], RECORD)._repr_html_()
+    for name, step in (("formula", 1e3 * first.step), ("clock", made.step)):
+        assert f"{short(first.plan)}, {name}, {step:.0f} ms" in picture
 
 
 def test_a_mesh_lies_on_the_torus_as_jax_lays_it():
