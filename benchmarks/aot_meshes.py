@@ -29,6 +29,11 @@ BEST = (  # of their meshes, by formula
     Plan(2, expert=16, rules="tensor_parallel", microbatches=2, remat="none"),
     Plan(32, rules="zero1", microbatches=2, remat="none"),
     Plan(8, expert=4, rules="tensor_parallel", microbatches=2, remat="none"),
+    Plan(4, expert=8, rules="tensor_parallel", microbatches=2, remat="none"),
+    Plan(16, model=2, rules="zero1", microbatches=2, remat="none"),
+    Plan(1, expert=4, stage=8, rules="tensor_parallel", microbatches=64, remat="products"),
+    Plan(8, stage=4, rules="fully_sharded", microbatches=32, remat="products"),
+    Plan(8, model=4, rules="zero1", microbatches=4, remat="none"),
 )
 OWN = (  # the source's mesh: its four microbatches, and what fits
     Plan(8, stage=2, model=2, rules="fully_sharded", microbatches=16),
