@@ -125,5 +125,5 @@ meshbook.axes = (() => {
                                                     SEND[kind](size[along], bytes)]),
     };
   };
-  return {estimate};
+  return {estimate, turnsOf, SEND};
 })();

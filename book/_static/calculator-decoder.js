@@ -58,8 +58,10 @@ meshbook.MODELS.Decoder = meshbook.MODELS.JAXformer = (() => {
                                 2 * c.tokens * c.embed];
       const all = repeats => scores + values + sum(matrices(c, positions).map(
         ([count, x]) => of(count, x) * (isSplit(x) ? 1 : repeats)));
-      const again = {none: 0, products: scores + values,
-                     attention: all(times) - of(1, "FD") - values, all: all(times) - of(1, "FD")};
+      const byRow = c.byRow ? scores : 0; // which it always does again
+      const again = {none: byRow, products: c.byRow ? scores : scores + values,
+                     attention: all(times) - of(1, "FD") - values,
+                     all: all(times) - of(1, "FD") + byRow};
       useful += 3 * layers * all(1);
       done += layers * (3 * all(times) + again[c.remat]);
     }
@@ -133,7 +135,8 @@ meshbook.MODELS.Decoder = meshbook.MODELS.JAXformer = (() => {
     if (!kept) return [x, whole, ...heads, [1 + c.gated, "BTF", n]];
     return [[6, "BtD", 4], [4, "Bt", 4], c.latent ? x : whole, whole, ...heads,
             ...(turned ? [[2, "BtR", n]] : []), ...(turned && ways > 1 ? [[2, "BTR", n]] : []),
-            ...(c.byRow ? [] : [[1, "BHTT", 4], [1, "BHTT", n], [2, "BHT", 4]]), found,
+            ...(c.byRow ? [] : [[1, "BHTT", 4], [1, "BHTT", n], [2, "BHT", 4]]),
+            ...Array(c.latent && c.bias && c.byRow ? 2 : 1).fill(found), // and with the bias
             [2, "BtD", 1], [6, "BTF", n]];
   };
   const sizeOf = letters => {
@@ -146,12 +149,12 @@ meshbook.MODELS.Decoder = meshbook.MODELS.JAXformer = (() => {
       return first * tiled(product(others.slice(1)), others[0]);
     };
   };
+  const parts = (c, own, ways) => Object.fromEntries(Object.entries({...c.of, B: own}).map(
+    ([letter, size]) => [letter, isSplit(letter) ? size / ways : size]));
   const memory = (c, own, ways, rows, preset) => {
     const split = preset === "sequence_parallel" && ways > 1, n = c.number;
     const sharded = preset.startsWith("fully_sharded");
-    const part = Object.fromEntries(Object.entries({...c.of, B: own}).map(
-      ([letter, size]) => [letter, isSplit(letter) ? size / ways : size]));
-    const size = sizeOf({...part, t: c.tokens / (split ? ways : 1)});
+    const size = sizeOf({...parts(c, own, ways), t: c.tokens / (split ? ways : 1)});
     const bytes = policy => sum(c.kinds.map(([layers, positions]) => layers * sum(
       waiting(c, positions, policy, ways, split).map(
         ([count, letters, each]) => count * each * size(letters)))));
@@ -200,5 +203,6 @@ meshbook.MODELS.Decoder = meshbook.MODELS.JAXformer = (() => {
       timeline, useful, factor, flops, moved, least,
       through: 2 * (held.activations + (held.gathered || held.parameters)) + 8 * held.parameters};
   };
-  return {complete, estimate, memory, numbers, weights, ends, flat, vectors, BY_HAND};
+  return {complete, estimate, memory, numbers, weights, ends, flat, matrices, vectors, waiting, sizeOf,
+          parts, BY_HAND};
 })();

@@ -51,6 +51,7 @@ def sizes_of(config):
              if field.type in ("int", int)}
     if isinstance(config, DecoderConfig):
         sizes |= {"gated": int(config.gated), "bias": int(config.bias), "remat": config.remat,
+                  "byRow": int(config.by_row),
                   "number": jnp.dtype(config.dtype).itemsize}
     return sizes
 
