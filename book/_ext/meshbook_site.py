@@ -64,8 +64,9 @@ def add_calculator(app, pagename, templatename, context, doctree):
         for name, value in ("Devices", devices), ("Parts", WORDS):
             app.add_js_file(None, body=f"const meshbook{name} = {json.dumps(value)};")
         for script in ("form-elements.js", "calculator.js", "calculator-decoder.js",
-                       "calculator-axes.js", "calculator-ranking.js", "calculator-timeline.js",
-                       "calculator-form.js"):
+                       "calculator-axes.js", "calculator-places.js", "calculator-plans.js",
+                       "calculator-meshes.js", "calculator-plans-form.js", "calculator-ranking.js",
+                       "calculator-timeline.js", "calculator-form.js"):
             app.add_js_file(script, loading_method="defer")
 
 

@@ -58,21 +58,22 @@ meshbook.axes = (() => {
 
   const mlp = (c, hidden) => (2 + c.gated) * c.embed * hidden
     + c.bias * ((1 + c.gated) * hidden + c.embed);
-  const experts = (c, {rows, across: n, batch, experts: E, active, capacity}) => {
+  const experts = (c, {rows, across: n, batch, experts: E, active, shared, capacity}) => {
     if (active > E)
       refuse(`a token goes to 1 to ${E} of ${E} experts; found active=${active}`);
     divides("experts", E, n, "devices");
     divides("batch", batch, rows * n, "devices");
     const b = batch / (rows * n), D = c.embed, F = c.hidden;
     const slots = E * Math.min(c.tokens, Math.ceil(Number((capacity * active * c.tokens / E).toFixed(9))));
-    const own = E / n * mlp(c, F), router = D * E + E * c.bias;
+    const own = E / n * mlp(c, F), router = D * E + E * c.bias + (shared ? mlp(c, shared) : 0);
     const each = numbers(c, weights(c), 1) + periods(c) * (router + own - mlp(c, F));
     const moved = n === 1 ? [] : [["all-to-all", "expert",
       periods(c) * (c.remat === "none" ? 4 : 6) * 4 * b * slots * D]];
     if (rows > 1) moved.push(["all-reduce", "batch", 4 * periods(c) * own]);
     withSum(moved, ["batch", "expert"], [rows, n], 4 * (each - periods(c) * own + table(c) + 2));
     const held = plain(c, b), more = c.number * (2 * tiled(b * slots, D)
-      + (1 + c.gated) * tiled(b * slots, F) - 6 * tiled(b * c.tokens, F));
+      + (1 + c.gated) * tiled(b * slots, F) + (shared ? 6 * tiled(b * c.tokens, shared) : 0)
+      - 6 * tiled(b * c.tokens, F));
     const kept = c.remat === "none" ? periods(c) : 0;
     return [{...held, parameters: 4 * each, moments: 8 * each, gradients: 4 * each,
              layer: held.layer + more, activations: held.activations + kept * more,

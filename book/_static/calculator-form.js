@@ -4,16 +4,23 @@
 
 (() => {
   const PARTS = meshbookParts; // {kind of memory: [words, colour]}, from the bottom upwards
-  const {element, commas} = meshbookForm, {timeline, whole} = meshbookTimeline;
+  const {element, commas, digits, scaled, memoryOf, timeOf, table} = meshbookForm;
+  const {timeline, whole} = meshbookTimeline;
   const DECODER = {
     vocabulary: 50257, tokens: 256, embed: 256, hidden: 512, heads: 8, groups: 0, latent: 0,
-    rotary: 0, layers: 4, period: 1, gated: 1, bias: 0, number: 4, remat: "none",
+    rotary: 0, layers: 4, period: 1, gated: 1, bias: 0, byRow: 0, number: 4, remat: "none",
+    experts: 0, active: 2, shared: 0, capacity: 1.25,
   };
   const SIZES = {
     ...meshbookForm.SIZES, Decoder: DECODER,
     JAXformer: {...DECODER, vocabulary: 100277, tokens: 1024, embed: 768, hidden: 3072, heads: 12,
-                latent: 128, rotary: 128, layers: 48, period: 6, gated: 0, bias: 1, number: 2,
-                remat: "all"},
+                latent: 128, rotary: 128, layers: 48, period: 6, gated: 0, bias: 1, byRow: 1,
+                number: 2, remat: "all", experts: 16, shared: 768, capacity: 1.5},
+  };
+  const ROUTED = ["experts", "active", "shared", "capacity"]; // sizes that experts have
+  const READY = { // what goes with a model that is chosen
+    JAXformer: {device: "TPU v4", slice: "2x4x4", preset: "fully_sharded_kept", rows: 32, across: 1,
+                batch: 256},
   };
   const MODELS = {ViT: "ViT", MiniGPT: "MiniGPT", Decoder: "decoder",
                   JAXformer: "JAXformer"};
@@ -24,7 +31,7 @@
   };
   const AXES = { // what the second axis of the mesh is then for, and the fields that it needs
     stage: ["pipeline stages", "schedule", "microbatches"],
-    expert: ["experts", "experts", "active", "capacity"], context: ["split context", "method"],
+    expert: ["experts"], context: ["split context", "method"],
   };
   const CHOICES = {
     schedule: {gpipe: "GPipe", lockstep: "1F1B, lockstep", one_f_one_b: "1F1B, slots",
@@ -37,11 +44,12 @@
   const ACTIVATIONS = {kept: "all kept", checkpointed: "checkpointed"};
   const OPTIONS = { // sizes that are chosen from these
     gated: {1: "SwiGLU", 0: "GELU"}, bias: {0: "none", 1: "everywhere"},
+    byRow: {0: "of all rows", 1: "row by row"},
     number: {4: "float32", 2: "bfloat16"},
     remat: {none: "everything", products: "products", attention: "attention",
             all: "its input"},
   };
-  const OR_NONE = ["groups", "latent", "rotary"]; // may be 0
+  const OR_NONE = ["groups", "latent", "rotary", "experts", "shared"]; // may be 0
   const LABELS = {
     image: "Image side, pixels", patch: "Patch side, pixels", classes: "Classes C",
     vocabulary: "Vocabulary", tokens: "Tokens T", embed: "Embed D", hidden: "Hidden F",
@@ -50,23 +58,15 @@
     activations: "Activations", groups: "Groups, or 0",
     latent: "Latent R, or 0", rotary: "Rotary P", period: "Period",
     gated: "MLP", bias: "Biases", number: "Activations in", remat: "Kept of a layer",
-    schedule: "Schedule", microbatches: "Micro\u00adbatches m", experts: "Experts E",
-    active: "Experts of a token", capacity: "Capacity factor", method: "Keys and values",
+    byRow: "Attention", schedule: "Schedule", microbatches: "Micro\u00adbatches m",
+    experts: "Experts E, or 0", active: "Experts of a token", shared: "Shared expert, or 0",
+    capacity: "Capacity factor", method: "Keys and values", slice: "Chips to rank",
   };
   const START = {model: "ViT", device: "TPU v5e", preset: "tensor_parallel", rows: 4, across: 2,
-                 batch: 8192, activations: "kept", microbatches: 8, experts: 8, active: 2,
-                 capacity: 1.25};
+                 batch: 8192, activations: "kept", microbatches: 8};
 
-  const digits = number => number >= 100 ? commas(number) : Number(number.toPrecision(3)).toString();
-  const scaled = (number, units, step) => {
-    let at = 0;
-    while (number >= step && at < units.length - 1) [number, at] = [number / step, at + 1];
-    return `${digits(number)} ${units[at]}`;
-  };
-  const memoryOf = bytes => scaled(bytes, ["B", "KiB", "MiB", "GiB", "TiB"], 1024);
   const flopsOf = flops => scaled(flops, ["FLOPs", "kFLOPs", "MFLOPs", "GFLOPs", "TFLOPs",
                                           "PFLOPs"], 1000);
-  const timeOf = seconds => scaled(seconds * 1e6, ["µs", "ms", "s"], 1000);
 
   const field = (name, input) =>
     element("label", {className: "calculator-field"}, element("span", {}, LABELS[name]), input);
@@ -82,12 +82,6 @@
     made.style.background = colour;
     return made;
   };
-  const table = (caption, head, rows) => element("table", {className: "table"},
-    element("caption", {}, caption),
-    element("thead", {}, element("tr", {}, ...head.map(
-      words => element("th", {scope: "col"}, words)))),
-    element("tbody", {}, ...rows.map(row => element("tr", {}, ...row.map((cell, at) =>
-      element(at ? "td" : "th", at ? {} : {scope: "row"}, cell))))));
 
   // A compiler needs more than the formula, and more of that with checkpoints: the page says how much.
   const verdict = (peak, memory, checkpointed) => {
@@ -192,33 +186,40 @@
 
   const build = (home, devices) => {
     const sizes = element("fieldset", {}, element("legend", {}, "Sizes"));
+    const routed = element("fieldset", {}, element("legend", {}, "Experts"));
     const names = Object.fromEntries(Object.keys(devices).map(name => [name, name]));
     const form = element("form", {className: "calculator-form"},
       element("fieldset", {}, element("legend", {}, "What and where"),
         field("model", select("model", MODELS)),
         field("preset", select("preset", {})), field("device", select("device", names)),
         field("rows", number("rows", 4)), field("across", number("across", 2)),
-        field("batch", number("batch", 1024)),
+        field("batch", number("batch", 1024)), field("slice", select("slice", {})),
         ...Object.values(AXES).flatMap(([, ...fields]) => fields.map(name => field(name,
           CHOICES[name] ? select(name, CHOICES[name]) : number(name, START[name])))),
-        field("activations", select("activations", ACTIVATIONS))), sizes);
+        field("activations", select("activations", ACTIVATIONS))), sizes, routed);
     const output = element("div", {className: "calculator-output"});
     output.setAttribute("aria-live", "polite");
-    home.replaceChildren(form, output);
+    const ranking = element("div", {className: "calculator-ranking"});
+    const showPlans = meshbookPlans.into(ranking);
+    home.replaceChildren(form, output, ranking);
 
     const fill = chosen => {
-      for (const [name, value] of Object.entries({...START, ...chosen}))
+      for (const [name, value] of Object.entries(chosen))
         if (form.elements[name]) form.elements[name].value = value;
     };
     // The fields that a model has: its sizes, its presets, what is kept.
     const resize = (model, chosen = {}) => {
-      sizes.replaceChildren(sizes.firstChild, ...Object.entries(SIZES[model]).map(
-        ([name, value]) => {
+      const made = Object.entries(SIZES[model]).map(([name, value]) => {
           const input = OPTIONS[name] ? select(name, OPTIONS[name])
             : number(name, chosen[name] || value, OR_NONE.includes(name) ? 0 : 1);
           if (OPTIONS[name]) input.value = chosen[name] in OPTIONS[name] ? chosen[name] : value;
-          return field(name, input);
-        }));
+          if (name === "capacity") input.step = "any";
+          return [name, field(name, input)];
+        });
+      for (const [home, isRouted] of [[sizes, false], [routed, true]])
+        home.replaceChildren(home.firstChild, ...made.filter(
+          ([name]) => ROUTED.includes(name) === isRouted).map(([, each]) => each));
+      routed.hidden = !("experts" in SIZES[model]);
       const preset = form.elements.preset, before = preset.value || START.preset;
       const presets = presetsOf(model);
       preset.replaceChildren(...Object.entries(presets).map(
@@ -227,9 +228,8 @@
       const activations = form.elements.activations;
       activations.disabled = activations.parentNode.hidden = "remat" in SIZES[model];
     };
-    form.elements.capacity.step = "any";
     // The fields of the axis that is chosen.
-    const settle = () => {
+    const settle = wanted => {
       const chosen = form.elements.preset.value;
       for (const [axis, [, ...fields]] of Object.entries(AXES))
         for (const name of fields) {
@@ -238,13 +238,16 @@
         }
       form.elements.across.parentNode.firstChild.textContent =
         chosen in AXES ? `Mesh: ${chosen}` : LABELS.across;
+      const {slice, device, model} = form.elements;
+      meshbookPlans.offer(slice, "experts" in SIZES[model.value] ? device.value : "", wanted);
     };
     const read = () => {
-      const {model, preset, device, activations, remat, schedule, method, ...numbers} =
+      const {model, preset, device, activations, remat, schedule, method, slice, ...numbers} =
         Object.fromEntries(new FormData(form));
       for (const [name, text] of Object.entries(numbers)) {
         numbers[name] = text === "" ? NaN : Number(text);
-        const least = OR_NONE.includes(name) || OPTIONS[name] ? 0 : 1;
+        const isNeeded = name === "experts" && preset === "expert";
+        const least = !isNeeded && (OR_NONE.includes(name) || OPTIONS[name]) ? 0 : 1;
         if (name === "capacity") {
           if (numbers[name] > 0) continue;
           throw new RangeError(`${LABELS[name]} is a number above 0; found ${text || "nothing"}`);
@@ -253,32 +256,39 @@
           throw new RangeError(
             `${LABELS[name]} is a whole number from ${least}; found ${text || "nothing"}`);
       }
-      const {rows, across, batch, microbatches, experts, active, capacity, ...own} = numbers;
-      return {model, preset, rows, across, batch, sizes: {...own, remat}, device: devices[device],
+      const {rows, across, batch, microbatches, experts, active, shared, capacity, ...own} = numbers;
+      const sizes = {...own, remat}, decoder = slice && meshbookPlans.decoder(sizes, numbers);
+      return {model, preset, rows, across, batch, sizes, device: devices[device], decoder,
               checkpointed: activations === "checkpointed",
-              axis: preset, schedule, method, microbatches, experts, active, capacity};
+              axis: preset, schedule, method, microbatches, experts, active, shared, capacity, slice};
     };
     const update = () => {
+      let choice = {};
       try {
-        const choice = read();
-        output.replaceChildren(...(choice.preset in AXES
-          ? shownAlong(meshbook.axes.estimate(choice), choice)
-          : [...shown(meshbook.estimate(choice), choice), ...shownMeshes(choice)]));
+        choice = read();
+        output.replaceChildren(...(choice.experts && choice.preset !== "expert" ? [element(
+          "p", {}, "Counted without the experts; the ranking below has them.")] : []),
+        ...(choice.preset in AXES ? shownAlong(meshbook.axes.estimate(choice), choice)
+          : [...shown(meshbook.estimate(choice), choice),
+             ...(choice.slice ? [] : shownMeshes(choice))]));
         history.replaceState(null, "", `#${new URLSearchParams(new FormData(form))}`);
       } catch (error) {
         if (!(error instanceof RangeError)) throw error;
         output.replaceChildren(element("p", {className: "calculator-verdict calculator-no"},
                                        error.message));
       }
+      showPlans(choice);
     };
     const chosen = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
     const model = SIZES[chosen.model] ? chosen.model : START.model;
     resize(model, chosen);
-    fill({...chosen, model});
-    settle();
+    fill({...START, ...chosen, model});
+    settle(chosen.slice);
     form.addEventListener("input", event => {
+      const ready = event.target.name === "model" ? READY[event.target.value] ?? {} : {};
       if (event.target.name === "model") resize(event.target.value);
-      settle();
+      fill(ready);
+      settle(ready.slice);
       update();
     });
     form.addEventListener("submit", event => event.preventDefault());

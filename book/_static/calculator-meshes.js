@@ -27,13 +27,16 @@ meshbook.meshes = (() => {
     return rest.map(some => Object.fromEntries(AXES.map(
       (axis, at) => [axis, at ? some[at - 1] : chips / product(some)])));
   };
-  // Every way to train on a mesh.
-  const plansOn = (mesh, rows) => {
-    const staged = mesh.stage > 1, counts = [];
-    for (let count = 1; count <= rows; count *= 2) counts.push(count);
-    return (staged ? STAGED : WHOLE).flatMap(rules => SCHEDULES.slice(0, staged ? 3 : 1).flatMap(
-      schedule => counts.flatMap(microbatches => POLICIES.map(
-        remat => ({...mesh, rules, schedule, microbatches, remat})))));
+  // Every way to train on a mesh whose microbatches divide over those that split the rows.
+  const plansOn = ({batch, expert, stage, context, model}, rows) => {
+    const staged = stage > 1, plans = [];
+    for (const rules of staged ? STAGED : WHOLE)
+      for (const schedule of SCHEDULES.slice(0, staged ? 3 : 1))
+        for (let microbatches = 1; microbatches <= rows; microbatches *= 2)
+          if (rows / microbatches % (batch * expert) === 0)
+            for (const remat of POLICIES) plans.push(
+              {batch, expert, stage, context, model, rules, schedule, microbatches, remat});
+    return plans;
   };
   // Why a decoder cannot be trained by a plan with so many rows a step: a sentence, or "".
   const impossible = (c, plan, rows) => {
@@ -62,26 +65,31 @@ meshbook.meshes = (() => {
   const least = (list, of) => list.reduce((best, each) => of(each) < of(best) ? each : best);
   // The fastest plan on a mesh that fits, or the smallest; {mesh, why} where none is possible.
   const bestOn = (c, mesh, rows, device, torus) => {
-    const plans = plansOn(mesh, rows), can = plans.filter(plan => !impossible(c, plan, rows));
-    if (!can.length) return {mesh, why: impossible(c, plans[0], rows)};
+    const easiest = {...mesh, rules: WHOLE[0], schedule: SCHEDULES[0], microbatches: 1, remat: "none"};
+    const why = impossible(c, easiest, rows);
+    if (why) return {mesh, why};
+    const can = plansOn(mesh, rows).filter(plan => !impossible(c, plan, rows));
     const place = meshbook.places.spans(torus, AXES.map(axis => mesh[axis]));
-    const found = can.map(plan => {
-      const held = memory(c, plan, rows), spent = seconds(c, plan, rows, device, place, held);
-      return {plan, seconds: spent, step: sum(Object.values(spent)), peak: peak(held),
-              fits: peak(held) <= (1 - SPARE) * device.memory};
+    const all = can.map(plan => {
+      const held = memory(c, plan, rows);
+      return {plan, held, peak: peak(held), fits: peak(held) <= (1 - SPARE) * device.memory};
     });
-    const fitting = found.filter(({fits}) => fits);
-    return fitting.length ? least(fitting, ({step}) => step) : least(found, each => each.peak);
+    const fitting = all.filter(({fits}) => fits);
+    const timed = (fitting.length ? fitting : [least(all, each => each.peak)]).map(each => {
+      const spent = seconds(c, each.plan, rows, device, place, each.held);
+      return {...each, seconds: spent, step: sum(Object.values(spent))};
+    });
+    return least(timed, ({step}) => step);
   };
   // {found: the best plan of every possible mesh, those that fit and the fastest first; refused:
-  // [{mesh, why}]}. c: of meshbook.plans.decoder; torus: chips along its three dimensions.
-  const rank = (c, rows, device, torus) => {
-    const each = meshesOf(product(torus)).map(mesh => bestOn(c, mesh, rows, device, torus));
-    return {
-      found: each.filter(({why}) => !why).sort(
-        (one, other) => other.fits - one.fits || one.step - other.step),
-      refused: each.filter(({why}) => why),
-    };
-  };
-  return {rank, meshesOf, impossible, SPARE};
+  // [{mesh, why}]}. each: what bestOn said of every mesh.
+  const sorted = each => ({
+    found: each.filter(({why}) => !why).sort(
+      (one, other) => other.fits - one.fits || one.step - other.step),
+    refused: each.filter(({why}) => why),
+  });
+  // c: of meshbook.plans.decoder; torus: chips along its three dimensions.
+  const rank = (c, rows, device, torus) => sorted(
+    meshesOf(product(torus)).map(mesh => bestOn(c, mesh, rows, device, torus)));
+  return {rank, sorted, bestOn, meshesOf, impossible, SPARE};
 })();

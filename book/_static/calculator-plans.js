@@ -132,10 +132,10 @@ meshbook.plans = (() => {
   const traffic = (c, plan, rows) => {
     const moved = new Map();
     const send = (kind, along, bytes) => {
-      const axes = AXES.filter(axis => along.includes(axis) && plan[axis] > 1);
+      const axes = along.filter(axis => plan[axis] > 1);
       if (!axes.length) return;
-      const key = `${kind} ${axes}`;
-      moved.set(key, [kind, axes, (moved.get(key)?.[2] ?? 0) + bytes]);
+      const key = `${kind} ${axes}`, before = moved.get(key);
+      if (before) before[2] += bytes; else moved.set(key, [kind, axes, bytes]);
     };
     ofTokens(c, plan, rows, send);
     ofWeights(c, plan, send);
