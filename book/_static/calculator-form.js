@@ -22,8 +22,7 @@
     JAXformer: {device: "TPU v4", slice: "2x4x4", preset: "fully_sharded_kept", rows: 32, across: 1,
                 batch: 256},
   };
-  const MODELS = {ViT: "ViT", MiniGPT: "MiniGPT", Decoder: "decoder",
-                  JAXformer: "JAXformer"};
+  const MODELS = {ViT: "ViT", MiniGPT: "MiniGPT", Decoder: "decoder", JAXformer: "JAXformer"};
   const MORE_PRESETS = {
     sequence_parallel: "sequence parallel", zero1: "ZeRO-1", zero2: "ZeRO-2",
     fully_sharded_kept: "ZeRO-3",
@@ -254,7 +253,8 @@
         }
         if (!Number.isInteger(numbers[name]) || numbers[name] < least)
           throw new RangeError(
-            `${LABELS[name]} is a whole number from ${least}; found ${text || "nothing"}`);
+            `${LABELS[name].replace(", or 0", "")} is a whole number from ${least}; found `
+            + `${text || "nothing"}`);
       }
       const {rows, across, batch, microbatches, experts, active, shared, capacity, ...own} = numbers;
       const sizes = {...own, remat}, decoder = slice && meshbookPlans.decoder(sizes, numbers);

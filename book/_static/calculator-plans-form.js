@@ -35,8 +35,10 @@ const meshbookPlans = (() => {
     const because = {};
     for (const {mesh, why} of refused) (because[why] ??= []).push(where(mesh));
     return [
-      found.length ? table(`Every mesh of ${of}, fastest first`, head, rows(found.slice(0, FIRST)))
+      found.length ? table(`All meshes of ${of}, the fastest first`, head, rows(found.slice(0, FIRST)))
         : element("p", {}, `No mesh of ${of} can train this decoder.`),
+      ...(found.length ? [element("p", {}, "Each with the fastest plan that leaves a quarter of the "
+        + "memory free; “no” where none does.")] : []),
       ...(found.length > FIRST ? [folded(`${found.length - FIRST} more meshes`, wasOpen[0], table(
         "The others", head, rows(found.slice(FIRST))))] : []),
       ...(refused.length ? [folded(`${refused.length} meshes are impossible`, wasOpen[1], element(

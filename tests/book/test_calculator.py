@@ -32,9 +32,11 @@ SIZES = {
         {"embed": 64, "hidden": 80, "heads": 8, "layers": 6, "period": 3, "latent": 24, "rotary": 6,
          "tokens": 40, "bias": True, "gated": False},
         {"latent": 16, "heads": 4, "rotary": 10, "remat": "attention"},
-        {"latent": 16, "remat": "all", "groups": 0, "dtype": jnp.bfloat16})),
+        {"latent": 16, "remat": "all", "groups": 0, "dtype": jnp.bfloat16},
+        {"latent": 16, "rotary": 8, "bias": True, "by_row": True, "remat": "none"},
+        {"by_row": True, "remat": "products"}, {"by_row": True, "remat": "all"})),
 }
-JAXFORMER = DecoderConfig.jaxformer(dtype=jnp.bfloat16, remat="all")
+JAXFORMER = DecoderConfig.jaxformer(dtype=jnp.bfloat16, remat="all", by_row=True)
 MESHES = ((1, 1), (8, 1), (1, 8), (4, 2), (2, 4), (3, 5), (256, 2))
 BATCHES = (8, 15, 1024, 65_536)
 
@@ -244,6 +246,13 @@ def test_a_decoder_has_its_own_presets_and_sizes_and_jaxformer_is_a_ready_choice
     choose = lambda name, value: tab.locator(f"[name={name}]").select_option(value)
     assert presets() == len(PRESETS) and tab.locator("[name=remat]").count() == 0
     choose("model", "JAXformer")
+    shown = {name: tab.locator(f"[name={name}]").input_value() for name in (
+        "device", "slice", "rows", "across", "batch")}
+    assert shown == {"device": "TPU v4", "slice": "2x4x4", "rows": "32", "across": "1",
+                     "batch": "256"}
+    choose("device", "TPU v5e")
+    for name, value in ("rows", "4"), ("across", "2"):
+        tab.locator(f"[name={name}]").fill(value)
     assert presets() == len(DECODER_PRESETS) + 3  # stages, experts, context
     assert not tab.locator("[name=activations]").is_visible()
     assert {name: tab.locator(f"[name={name}]").input_value()

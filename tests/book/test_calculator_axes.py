@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 from browsers import CHROMIUM
 from test_calculator import sizes_of
+from test_calculator_plans import SCRIPTS
 
 from meshbook.drawing.memory_timelines import WORDS, binary
 from meshbook.models.decoder import DecoderConfig
@@ -28,8 +29,9 @@ CONFIGS = [DecoderConfig(dropout=0.1, **sizes) for sizes in (
 MESHES = (1, 1), (8, 1), (1, 4), (2, 4), (3, 2), (16, 8)
 ASKED = {
     "stage": [{"schedule": schedule, "microbatches": m} for schedule in SCHEDULES for m in (1, 8)],
-    "expert": [{"experts": count, "active": active, "capacity": capacity}
-               for count, active, capacity in ((8, 2, 1.25), (16, 1, 1.0), (4, 5, 2.0), (6, 2, 1.1))],
+    "expert": [{"experts": count, "active": active, "capacity": capacity, "shared": shared}
+               for count, active, capacity, shared in (
+                   (8, 2, 1.25, 0), (16, 1, 1.0, 72), (4, 5, 2.0, 0), (6, 2, 1.1, 256))],
     "context": [{"method": method} for method in METHODS],
 }
 
@@ -53,7 +55,7 @@ def in_python(config, kind, choice):
         elif axis == "context":
             found = estimate_context(config, mesh, batch, **kind)
         else:
-            sizes = ExpertSizes(kind["experts"], kind["active"], capacity=kind["capacity"])
+            sizes = ExpertSizes(kind["experts"], kind["active"], kind["shared"], kind["capacity"])
             found = estimate_experts(replace(config, experts=sizes), mesh, batch)
     except ValueError as error:
         return str(error)
@@ -103,8 +105,8 @@ def page(tab, tmp_path):
     scripts = [f"const meshbookDevices = {json.dumps(devices)};",
                f"const meshbookParts = {json.dumps(WORDS)};"]
     scripts += [(STATIC / name).read_text("utf8") for name in (
-        "form-elements.js", "calculator.js", "calculator-decoder.js", "calculator-axes.js",
-        "calculator-ranking.js", "calculator-timeline.js", "calculator-form.js")]
+        "form-elements.js", *SCRIPTS, "calculator-plans-form.js", "calculator-ranking.js",
+        "calculator-timeline.js", "calculator-form.js")]
     style, path = (STATIC / "meshbook.css").read_text("utf8"), tmp_path / "calculator.html"
     path.write_text(f"<!doctype html><meta charset=utf-8><style>{style}</style>"
                     "<div id=calculator></div>" + "".join(f"<script>{each}</script>"
@@ -132,7 +134,7 @@ def rows_of(page, caption):
 
 def fields(page):
     """The fields that belong to an axis and are seen."""
-    names = ("schedule", "microbatches", "experts", "active", "capacity", "method")
+    names = "schedule", "microbatches", "method"
     return [name for name in names if page.locator(f"[name={name}]").is_visible()]
 
 
@@ -158,7 +160,7 @@ def test_the_form_has_the_fields_of_the_axis_and_shows_what_python_says(page):
     assert page.get_by_text("Bubble: 4% of the turns of the first device.").is_visible()
     assert page.locator(".calculator-verdict").inner_text().startswith("Needs at least ")
     choose(page, preset="expert", capacity=2.5, experts=16, across=8)
-    assert fields(page) == ["experts", "active", "capacity"]
+    assert fields(page) == []
     sizes = ExpertSizes(16, 2, capacity=2.5)
     shown_is(page, estimate_experts(replace(config, experts=sizes), {"batch": 4, "expert": 8}, 512))
     choose(page, preset="context", method="gather", tokens=4096)
@@ -171,12 +173,15 @@ def test_the_form_has_the_fields_of_the_axis_and_shows_what_python_says(page):
     shown_is(other, estimate_context(longer, {"batch": 4, "context": 8}, 512, "gather"))
     choose(page, preset="tensor_parallel")
     assert fields(page) == [] and page.get_by_label("Mesh: model").is_visible()
+    assert "Counted without the experts" in page.locator(".calculator-output").inner_text()
 
 
 @pytest.mark.parametrize("changes, words", [
     ({"preset": "stage", "across": 3}, "periods of layers=4 does not divide over 3 stages"),
-    ({"preset": "expert", "capacity": 0}, "Capacity factor is a number above 0; found 0"),
-    ({"preset": "expert", "active": 9}, "a token goes to 1 to 8 of 8 experts; found active=9"),
+    ({"preset": "expert", "experts": 8, "capacity": 0}, "Capacity factor is a number above 0; found 0"),
+    ({"preset": "expert"}, "Experts E is a whole number from 1; found 0"),
+    ({"preset": "expert", "experts": 8, "active": 9},
+     "a token goes to 1 to 8 of 8 experts; found active=9"),
     ({"preset": "context", "across": 3}, "tokens=256 does not divide over 3 devices of the context"),
 ])
 def test_what_cannot_be_is_said_in_the_form(page, changes, words):
