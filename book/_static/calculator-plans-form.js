@@ -33,7 +33,9 @@ const meshbookPlans = (() => {
     const of = `${slice.split("x").join(" × ")} ${device.name}`;
     const head = ["mesh and plan", "step", "memory"];
     const because = {};
-    for (const {mesh, why} of refused) (because[why] ??= []).push(where(mesh));
+    for (const {mesh, why} of refused) (because[why] ??= []).push(mesh);
+    const which = meshes => meshes.length > 1 && meshes.every(({context}) => context > 1)
+      ? `all ${meshes.length} meshes with a context` : meshes.map(where).join("; ");
     return [
       found.length ? table(`All meshes of ${of}, the fastest first`, head, rows(found.slice(0, FIRST)))
         : element("p", {}, `No mesh of ${of} can train this decoder.`),
@@ -43,7 +45,7 @@ const meshbookPlans = (() => {
         "The others", head, rows(found.slice(FIRST))))] : []),
       ...(refused.length ? [folded(`${refused.length} meshes are impossible`, wasOpen[1], element(
         "ul", {}, ...Object.entries(because).map(([why, meshes]) => element(
-          "li", {}, `${why}: ${meshes.join("; ")}`))))] : []),
+          "li", {}, `${why}: ${which(meshes)}`))))] : []),
     ];
   };
 

@@ -82,7 +82,7 @@ def test_axes_lie_where_jax_lays_them(script, torus):
 
 
 def sampled(config, rows, chips):
-    """Plans of every mesh: all that differ in a small run, each seventh of many."""
+    """Plans of every mesh, about as many of each run: all of few, some of many."""
     plans = [plan for mesh in meshes(chips) if mesh.context == 1 for plan in plans_on(mesh, rows)]
     return plans[::1 + len(plans) // 1500]
 
