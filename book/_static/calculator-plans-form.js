@@ -55,7 +55,7 @@ const meshbookPlans = (() => {
     field.replaceChildren(...Object.entries(slices).map(
       ([value, words]) => element("option", {value}, words)));
     field.selectedIndex = Object.keys(slices).indexOf(before);
-    if (field.selectedIndex < 0) field.selectedIndex = field.options.length - 1;
+    if (field.selectedIndex < 0) field.selectedIndex = Math.min(1, field.options.length - 1);
     field.disabled = field.parentNode.hidden = !field.options.length;
   };
   const decoder = (sizes, {experts: count, active, shared, capacity}) => meshbook.plans.decoder(

@@ -27,9 +27,16 @@ meshbook.plans = (() => {
       [count, positions, Boolean(experts) && at === c.kinds.length - 1]);
     c.weights = [...ends(c).map(each => [...each, false]), ...c.layered.flatMap(
       ([count, ...kind]) => layer(c, ...kind).map(([each, letters]) => [count * each, letters, true]))];
-    c.slots = experts ? experts.count * Math.min(c.tokens, Math.ceil(Number(
-      (experts.capacity * experts.active * c.tokens / experts.count).toFixed(9)))) : 0;
+    c.slots = experts ? experts.count * capacity(c.tokens, experts) : 0;
     return c;
+  };
+  // The slots of an expert for a row.
+  const capacity = (tokens, {capacity: factor, active, count}) => {
+    const slots = Math.ceil(Number((factor * active * tokens / count).toFixed(9)));
+    if (slots < 1)
+      throw new RangeError(`expected a capacity of 1 or more slots; found ${slots}, a factor of `
+        + `${factor} for ${active} choices of ${tokens} tokens and ${count} experts`);
+    return Math.min(slots, tokens);
   };
   // The weights of a layer; those of experts stand in the place of its MLP's.
   const layer = (c, positions, routed) => {

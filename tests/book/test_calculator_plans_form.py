@@ -77,7 +77,7 @@ def test_each_device_has_its_slices_and_what_has_none_is_not_ranked_so(page):  #
     slices = lambda: page.locator("[name=slice] option").all_inner_texts()
     assert not page.locator("[name=slice]").is_visible()  # of the ViT
     choose(page, model="Decoder", batch=64)
-    assert slices()[-1] == "64: 8 × 8"
+    assert slices()[-1] == "64: 8 × 8" and page.locator("[name=slice]").input_value() == "2x4"
     choose(page, slice="2x2")
     is_shown(page, DecoderConfig(dropout=0.1), 64, "TPU v5e", (2, 2, 1))
     choose(page, device="H100")
