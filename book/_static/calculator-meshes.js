@@ -65,7 +65,9 @@ meshbook.meshes = (() => {
   const least = (list, of) => list.reduce((best, each) => of(each) < of(best) ? each : best);
   // The fastest plan on a mesh that fits, or the smallest; {mesh, why} where none is possible.
   const bestOn = (c, mesh, rows, device, torus) => {
-    const easiest = {...mesh, rules: WHOLE[0], schedule: SCHEDULES[0], microbatches: 1, remat: "none"};
+    // The plan that asks for least: where it is impossible, all are.
+    const easiest = {...mesh, rules: WHOLE[0], schedule: SCHEDULES[0], microbatches: 1,
+                     remat: "none"};
     const why = impossible(c, easiest, rows);
     if (why) return {mesh, why};
     const can = plansOn(mesh, rows).filter(plan => !impossible(c, plan, rows));

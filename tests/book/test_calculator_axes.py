@@ -178,7 +178,8 @@ def test_the_form_has_the_fields_of_the_axis_and_shows_what_python_says(page):
 
 @pytest.mark.parametrize("changes, words", [
     ({"preset": "stage", "across": 3}, "periods of layers=4 does not divide over 3 stages"),
-    ({"preset": "expert", "experts": 8, "capacity": 0}, "Capacity factor is a number above 0; found 0"),
+    ({"preset": "expert", "experts": 8, "capacity": 0},
+     "Capacity factor is a number above 0; found 0"),
     ({"preset": "expert"}, "Experts E is a whole number from 1; found 0"),
     ({"preset": "expert", "experts": 8, "active": 9},
      "a token goes to 1 to 8 of 8 experts; found active=9"),
