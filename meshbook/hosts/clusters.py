@@ -70,11 +70,9 @@ class Cluster:
 
         They could not go on: a collective waits for every process, the dead one too.
         """
-        first = None
-        while first is None and any(each.poll() is None for each in self.processes):
+        while not self.dead() and any(each.poll() is None for each in self.processes):
             time.sleep(0.02)
-            if any(each.poll() for each in self.processes):
-                first = self.died_first()
+        first = self.died_first() if self.dead() else None
         for each in self.processes:
             if first is not None and each.poll() is None:
                 each.kill()
@@ -83,9 +81,13 @@ class Cluster:
             reader.join()
         return Ended([each.returncode for each in self.processes], first)
 
+    def dead(self):
+        """Which of them have died so far."""
+        return [i for i, each in enumerate(self.processes) if each.poll()]
+
     def died_first(self):
         """Whose death it was: where others notice within moments, that of a signal."""
-        dead = [i for i, each in enumerate(self.processes) if each.poll()]
+        dead = self.dead()
         end = time.monotonic() + GRACE
         while time.monotonic() < end and any(each.poll() is None for each in self.processes):
             time.sleep(0.02)
@@ -165,33 +167,37 @@ def supervise(command: Sequence[str], processes: int, devices: int = 1, restarts
     again.
     """
     environment = {STARTED: time.strftime("%Y%m%d-%H%M%S"), **(environment or {})}
-    lives, asked = [], []
-    while True:
-        with started(command, processes, devices, environment, out) as cluster:
-            with handed_on(cluster, asked):
+    lives, running, asked = [], [], []
+    with handed_on(running, asked):
+        while True:
+            with started(command, processes, devices, environment, out) as cluster:
+                running[:] = [cluster]
+                if asked:  # while they were being started
+                    cluster.terminate()
                 lives.append(cluster.wait())
-        if lives[-1].well or asked:
-            return lives
-        struck = lives[-1].codes[lives[-1].first] < 0
-        again = struck and len(lives) <= restarts
-        out(f"{lives[-1]}; " + (
-            f"all are started again ({len(lives)} of {restarts})" if again else
-            f"{restarts} restarts have been made" if struck else
-            "an error would come again, so nothing is restarted"))
-        if not again:
-            return lives
+            if lives[-1].well or asked:
+                return lives
+            struck = lives[-1].codes[lives[-1].first] < 0
+            again = struck and len(lives) <= restarts
+            out(f"{lives[-1]}; " + (
+                f"all are started again ({len(lives)} of {restarts})" if again else
+                f"{restarts} restarts have been made" if struck else
+                "an error would come again, so nothing is restarted"))
+            if not again:
+                return lives
 
 
 @contextlib.contextmanager
-def handed_on(cluster: Cluster, asked: list):
-    """SIGTERM and SIGINT go to every process, while this lasts, and are noted in `asked`."""
+def handed_on(running: list[Cluster], asked: list):
+    """SIGTERM and SIGINT go to every process of what is running, and are noted in `asked`."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python hears signals in its main thread only
         return
 
     def hand(number, _):
         asked.append(number)
-        cluster.terminate()
+        for cluster in running:
+            cluster.terminate()
 
     before = {each: signal.signal(each, hand) for each in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -17,9 +17,11 @@ class Progress:
     """
 
     def __init__(self, folder: str | os.PathLike | None):
-        how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        opened = lambda: os.open(pathlib.Path(folder, "progress"), how, 0o644)
-        self.file = None if folder is None else opened()
+        self.file = None
+        if folder is not None:
+            how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self.file = os.open(pathlib.Path(folder, "progress"), how, 0o644)
+            os.ftruncate(self.file, len(whole_lines(folder)))  # the next line begins a line
 
     def note(self, kind: str, step: int):
         if self.file is not None:
@@ -28,6 +30,12 @@ class Progress:
     def close(self):
         if self.file is not None:
             os.close(self.file)
+
+
+def whole_lines(folder: str | os.PathLike):
+    """The bytes of the file, without half a line at its end, of a process that died."""
+    content = pathlib.Path(folder, "progress").read_bytes()
+    return content[:content.rfind(b"\n") + 1]
 
 
 @dataclasses.dataclass
@@ -53,7 +61,7 @@ class Stretch:
 def read_progress(folder: str | os.PathLike):
     """Every Stretch of a run, in order; half a line, the last of a process that died, is none."""
     found = []
-    for line in pathlib.Path(folder, "progress").read_text().splitlines():
+    for line in whole_lines(folder).decode().splitlines():
         kind, *numbers = line.split(" ")
         if kind not in KINDS or len(numbers) != 2:
             continue

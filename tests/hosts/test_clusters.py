@@ -1,18 +1,11 @@
 """Processes of one run on this machine: started, ended with one that died, and started again."""
-import json
 import os
-import pathlib
 import signal
 import sys
 
 import pytest
-from soak import soak_many
 
-from meshbook.hosts import clusters, places
-from meshbook.saving import progress, runs
-
-SUPPORT = pathlib.Path(__file__).parents[1] / "support"
-PATH = {"PYTHONPATH": os.pathsep.join([str(SUPPORT), *filter(None, sys.path)])}
+from meshbook.hosts import clusters
 
 
 def python(script):
@@ -48,6 +41,31 @@ def test_an_error_that_all_have_leaves_each_its_last_word():
     assert ended.codes == [1, 1] and sorted(said) == ["[0] no 0", "[1] no 1"]
 
 
+@pytest.mark.parametrize("heard", ["sys.exit(1)", "os.abort()"])
+def test_who_hears_of_a_death_and_ends_at_once_is_not_called_the_victim(heard):
+    script = f"""if True:
+        import os, signal, sys, time
+        if os.environ["MESHBOOK_PROCESS"] == "0":
+            {heard}
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)"""
+    ended = clusters.launch(python(script), 2)
+    assert (ended.first, ended.codes[1]) == (1, -9)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_has_died_before_anybody_looked_is_found(count):
+    said = []
+    with clusters.started(["false"], count) as cluster:
+        for each in cluster.processes:
+            each.wait()
+        ended = cluster.wait()
+    assert (ended.first, ended.codes) == (0, [1] * count)
+    assert "process 0 failed with 1" in str(ended)
+    assert len(clusters.supervise(["false"], count, out=said.append)) == 1
+    assert said == [f"{ended}; an error would come again, so nothing is restarted"]
+
+
 def test_no_process_outlives_the_block():
     with clusters.started(python("import time; time.sleep(60)"), 2) as cluster:
         running = cluster.processes
@@ -76,78 +94,60 @@ def test_supervise_starts_again_what_was_killed(tmp_path, death, deaths, lives, 
     assert found[-1].well is (death == KILL and deaths < 4)
 
 
-def test_ten_kills_of_one_of_two_processes_change_no_loss(tmp_path):
-    killed, whole, _ = soak_many(tmp_path, kills=10, seed=3, processes=2)
-    assert killed == whole and list(whole) == list(range(1, 131))
-    found = progress.goodput(progress.read_progress(tmp_path / "killed"))
-    assert found.kept == 130 and 0 < found.share < 1
+def test_all_lives_of_a_run_have_one_time_at_which_it_was_started():
+    said, script = [], """if True:
+        import os, signal, time
+        print("started", os.environ["MESHBOOK_STARTED"], flush=True)
+        time.sleep(1.1)
+        os.kill(os.getpid(), signal.SIGKILL)"""
+    assert len(clusters.supervise(python(script), 1, restarts=1, out=said.append)) == 2
+    times = [line for line in said if "started 2" in line]
+    assert len(times) == 2 and len(set(times)) == 1
 
 
-def test_a_run_under_supervision_survives_a_kill(tmp_path):
-    strike = {"process": 1, "step": 8, "signal": signal.SIGKILL, "marker": str(tmp_path / "sent")}
-    command = [sys.executable, str(SUPPORT / "clustered.py")]
-    said, options = [], [json.dumps({"strike": strike}), "{}"]
-    lives = clusters.supervise([*command, str(tmp_path / "run"), "12", options[0]], 2, 4,
-                               out=said.append)
-    assert [each.first for each in lives] == [1, None], said
-    assert any("process 1 was ended by SIGKILL; process 0 ended with it" in line for line in said)
-    assert clusters.launch([*command, str(tmp_path / "whole"), "12", options[1]], 2, 4).well
-    losses = [runs.read_metrics(tmp_path / name / "metrics")["loss"] for name in ("run", "whole")]
-    assert losses[0] == losses[1] and len(losses[0]) == 12
-    lives = progress.read_progress(tmp_path / "run")
-    assert [each.came_from for each in lives] == [-1, 5]
-    assert lives[0].ended is None and lives[1].ended
+ASKED = """if True:
+    import os, signal, sys, time
+    signal.signal(signal.SIGTERM, lambda *_: (print("asked", flush=True), sys.exit({code})))
+    print("ready", flush=True)
+    time.sleep(60)"""
 
 
-LISTENS = """if True:
-    from meshbook.hosts.places import connect
-    connect(60)
-    import jax, os
-    jax.jit(jax.numpy.sum)(jax.make_array_from_callback((2,), jax.sharding.NamedSharding(
-        jax.make_mesh((2,), "x"), jax.P("x")), lambda _: jax.numpy.ones(1)))
-    ours = {os.path.realpath(f"/proc/self/fd/{each}").rpartition("socket:[")[2][:-1]
-            for each in os.listdir("/proc/self/fd")}
-    for kind in ("tcp", "tcp6"):
-        for line in open(f"/proc/net/{kind}").readlines()[1:]:
-            _, local, _, state, *rest = line.split()
-            if state == "0A" and rest[5] in ours:
-                print("listens", local.split(":")[0])"""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("code", [0, "os.abort()"])
+def test_who_asks_the_launcher_to_end_asks_every_process_and_nothing_starts_again(number, code):
+    said, before = [], signal.getsignal(number)
+
+    def out(line):
+        said.append(line)
+        if sum("ready" in each for each in said) == 3 and "ready" in line:
+            os.kill(os.getpid(), number)
+
+    lives = clusters.supervise(python(ASKED.format(code=code)), 3, out=out)
+    assert len(lives) == 1 and lives[0].well is (code == 0)
+    asked = {line for line in said if "asked" in line}
+    assert asked == {f"[{i}] asked" for i in range(3)}, said
+    assert signal.getsignal(number) == before
 
 
-@pytest.mark.skipif(not pathlib.Path("/proc/net/tcp").exists(), reason="needs Linux's /proc")
-def test_nothing_listens_on_every_interface():
-    said = []
-    assert clusters.launch(python(LISTENS), 2, out=said.append).well, said
-    where = {line.split()[-1] for line in said if "listens" in line}
-    loopback = {"0100007F", "0000000000000000FFFF00000100007F"}  # as /proc writes 127.0.0.1
-    assert where and where <= loopback
+def test_who_asks_while_the_processes_are_being_started_is_heard(monkeypatch):
+    real, running = clusters.subprocess.Popen, []
+
+    def popen(*given, **more):
+        running.append(real(*given, **more))
+        if len(running) == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return running[-1]
+
+    monkeypatch.setattr(clusters.subprocess, "Popen", popen)
+    (ended,) = clusters.supervise(["sleep", "60"], 2)
+    assert ended.codes == [-signal.SIGTERM] * 2 and len(running) == 2
 
 
-SLURM = {"SLURM_JOB_ID": "4097", "SLURM_NTASKS": "4", "SLURM_PROCID": "3"}
-
-
-@pytest.mark.parametrize("nodes, host", [
-    ("node7", "node7"), ("node7,other", "node7"), ("node[007-009,12],other", "node007"),
-    ("gpu-a[3,5]", "gpu-a3"), ("localhost", "localhost")])
-def test_slurms_variables_give_a_place(nodes, host):
-    assert places.place_of(SLURM | {"SLURM_STEP_NODELIST": nodes}) == places.Place(
-        f"{host}:61441", 4, 3)
-
-
-def test_without_a_cluster_there_is_no_place():
-    assert places.place_of({}) is None
-    assert places.place_of(SLURM) is None  # in a batch script, outside srun
-
-
-@pytest.mark.parametrize("given, words", [
-    (("host:80", "2", None), "MESHBOOK_COORDINATOR and the numbers .* found host:80, 2, None"),
-    (("host:80", "two", "0"), "found host:80, two, 0"),
-    (("host", "2", "0"), "written as host:port"),
-    (("host:80", "2", "2"), "expected a process from 0 to 1, found process 2")])
-def test_a_place_that_is_none_is_refused(given, words):
-    names = (places.ADDRESS, places.COUNT, places.INDEX)
-    with pytest.raises(ValueError, match=words):
-        places.place_of({name: each for name, each in zip(names, given) if each})
+def test_the_exit_code_of_the_command_line_is_that_of_the_last_life(tmp_path, capfd):
+    once = DIES.format(death=KILL)
+    assert clusters.main(["2", "--", *python(once), str(tmp_path), "1"]) == 0
+    assert clusters.main(["2", "--", *python("import sys; sys.exit(5)")]) == 1
+    assert " failed with 5; " in capfd.readouterr().out
 
 
 def test_a_count_below_one_is_refused():

@@ -1,33 +1,15 @@
 """Replicas with other bits, and batches of the same rows, are found; right ones raise no alarm."""
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flips import flipped, with_flip
 from jax.sharding import NamedSharding, PartitionSpec as P
 from soak import make_state, make_stream
 
 from meshbook.hosts.replicas import Different, check_batch, check_replicas, hash_of
 from meshbook.sharding import make_mesh, place
 from meshbook.training import fit
-
-
-def flipped(x, device, bit=0):
-    """The same array, but that one bit of what one device holds is another."""
-    def own(shard):
-        raw = np.array(shard.data)
-        if shard.device.id == device:
-            raw.reshape(-1).view(np.uint8)[0] ^= 1 << bit
-        return jax.device_put(raw, shard.device)
-
-    return jax.make_array_from_single_device_arrays(
-        x.shape, x.sharding, [own(each) for each in x.addressable_shards])
-
-
-def with_flip(state, name, device, bit=0):
-    params = state.params | {name: flipped(state.params[name], device, bit)}
-    return dataclasses.replace(state, params=params)
 
 
 @pytest.mark.parametrize("mesh", [(8, 1), (4, 2), (2, 4), (1, 8)])
@@ -40,25 +22,31 @@ def test_a_right_state_raises_no_alarm(mesh):
 
 @pytest.mark.parametrize("bit", [0, 7])
 def test_one_flipped_bit_is_found_with_its_leaf_and_device(bit):
-    state = with_flip(make_state((8, 1)), "w_FC", 3, bit)
+    state = with_flip(make_state((8, 1)), "params/w_FC", 3, bit)
     with pytest.raises(Different, match=r"step 12: .*; params/w_FC differs on device 3 \(process 0"
                        r"\) from devices 0 \(process 0\), 1 .* and 3 more$"):
         check_replicas(state, 12)
 
 
+@pytest.mark.parametrize("name", ["opt_state/0/mu/w_FC", "opt_state/0/nu/w_FC", "step"])
+def test_a_bit_of_the_optimizer_or_a_counter_is_found_too(name):
+    with pytest.raises(Different, match=f"; {name} differs on device 3"):
+        check_replicas(with_flip(make_state((8, 1)), name, 3), 12)
+
+
 def test_of_two_replicas_nobody_knows_which_is_right():
-    state = with_flip(make_state((2, 4)), "w_XF", 1)
+    state = with_flip(make_state((2, 4)), "params/w_XF", 1)
     with pytest.raises(Different, match=r"params/w_XF differs between device 1 \(process 0\) and "
                        r"device 5 \(process 0\)"):
         check_replicas(state, 3)
 
 
 def test_a_bit_that_has_no_replica_is_not_claimed_to_be_found():
-    check_replicas(with_flip(make_state((1, 8)), "w_XF", 3), 3)
+    check_replicas(with_flip(make_state((1, 8)), "params/w_XF", 3), 3)
 
 
 def test_the_losses_of_a_flipped_run_look_fine():
-    state = with_flip(make_state((8, 1)), "w_FC", 3)
+    state = with_flip(make_state((8, 1)), "params/w_FC", 3)
     batch = next(make_stream())
     (_, found), (_, right) = (fit(each, [batch], jax.random.key(0))
                               for each in (state, make_state((8, 1))))
@@ -88,6 +76,8 @@ def test_a_batch_whose_replicas_differ_is_refused():
     wrong = batch | {"inputs": flipped(batch["inputs"], 5)}
     with pytest.raises(Different, match="the batch differs between device 4 .* and device 5"):
         check_batch(wrong, mesh)
+    with pytest.raises(Different, match="the batch differs between device 0 .* and device 1"):
+        check_batch(batch | {"labels": flipped(batch["labels"], 1)}, mesh)
 
 
 def test_states_of_any_sharding_are_hashed():

@@ -1,5 +1,7 @@
 """The processes of a run meet, and each says for whom it waits; without JAX, in threads."""
+import errno
 import socket
+import sys
 import threading
 
 import pytest
@@ -93,6 +95,41 @@ def test_a_stranger_at_the_door_is_not_let_in():
     thread.start()
     roll_call.meet(address, 2, 0, 5.0)
     thread.join()
+
+
+def test_who_says_nothing_holds_nobody_up():
+    address = f"127.0.0.1:{clusters.free_port()}"
+
+    def quiet():
+        with socket.socket() as door:
+            while door.connect_ex(roll_call.split_address(address)):
+                threading.Event().wait(0.02)
+            roll_call.meet(address, 2, 1, 20.0)  # while the other connection is still open
+
+    thread = threading.Thread(target=quiet)
+    thread.start()
+    roll_call.meet(address, 2, 0, 20.0)
+    thread.join()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs all of 127.0.0.0/8")
+def test_process_0_listens_at_its_address_and_at_no_other():
+    port, found = clusters.free_port(), {}
+
+    def others():
+        with socket.socket() as door:
+            while door.connect_ex(("127.0.0.1", port)):
+                threading.Event().wait(0.02)
+        for host in ("127.0.0.2", "127.1.2.3"):
+            with socket.socket() as door:
+                found[host] = door.connect_ex((host, port))
+        roll_call.meet(f"127.0.0.1:{port}", 2, 1, 20.0)
+
+    thread = threading.Thread(target=others)
+    thread.start()
+    roll_call.meet(f"127.0.0.1:{port}", 2, 0, 20.0)
+    thread.join()
+    assert set(found.values()) == {errno.ECONNREFUSED}
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":80", "host:0", "host:70000", "host:x"])

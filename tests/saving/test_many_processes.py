@@ -1,39 +1,15 @@
 """Checkpoints by several processes: restored by any number on any mesh, and agreed by all."""
 import json
-import os
-import pathlib
 import shutil
 import signal
-import sys
 
 import numpy as np
 import pytest
+from many import many
 from saved_runs import assert_equal
 from soak import make_state, train
 
-from meshbook.hosts import clusters
 from meshbook.saving import checkpoints, manifests, parts, progress, runs
-
-SUPPORT = pathlib.Path(__file__).parents[1] / "support"
-IMPORTS = """
-import itertools, os, pathlib, sys, time
-from meshbook.hosts.places import connect
-connect(60)
-import jax, soak
-from meshbook.saving import agreement, checkpoints, parts, runs
-me, folder = jax.process_index(), pathlib.Path(sys.argv[1])
-"""
-
-
-def many(count, script, *arguments, devices=8):
-    """How so many processes Ended that ran a script, or "train", and what they printed."""
-    code = [SUPPORT / "clustered.py"] if script == "train" else ["-c", IMPORTS + script]
-    said = []
-    ended = clusters.launch(
-        [sys.executable, *map(str, code), *map(str, arguments)], count, devices // count,
-        {"PYTHONPATH": os.pathsep.join([str(SUPPORT), *filter(None, sys.path)])}, said.append)
-    return ended, "\n".join(said)
-
 
 @pytest.fixture(scope="module")
 def by_two(tmp_path_factory):
@@ -163,7 +139,7 @@ def test_steps_go_on_while_a_process_writes(tmp_path):
 def test_sigterm_of_one_process_saves_all(tmp_path, by_two):
     strike = {"process": 1, "step": 4, "signal": signal.SIGTERM, "marker": str(tmp_path / "sent")}
     options = {"strike": strike, "every": 10**6}
-    ended, said = many(2, "train", tmp_path / "run", 10**6, json.dumps(options))
+    ended, said = many(2, "train", tmp_path / "run", 500, json.dumps(options))
     assert ended.codes == [0, 0], said
     (step,) = checkpoints.steps(tmp_path / "run")
     assert step in (5, 6)

@@ -12,11 +12,11 @@ step 4 106.0
 begin 2 110.0
 step 3 113.0
 step 4 114.0
-step 5 115.0
-end 5 116.0
+step 5 118.0
+end 5 119.0
 begin 5 1000.0
 step 6 1003.0
-end 6 1004.0
+saved 6 1004.0
 """
 
 
@@ -26,19 +26,23 @@ def test_time_between_a_death_and_the_next_life_counts_and_after_an_end_it_does_
     assert [each.came_from for each in lives] == [-1, 2, 5] and lives[0].ended is None
     assert lives[0].saved == [(2, 104.5)] and lives[0].last == 106.0
     found = goodput(lives)
-    assert found == Goodput(kept=6, again=2, typical=1.0, seconds=16.0 + 4.0)
-    assert found.share == pytest.approx(0.3)
-    assert str(found) == "goodput 30%: 6 steps of 1 s in 20.0 s; 2 were lost and done again"
+    assert lives[1].last == 119.0 and lives[2].last == 1004.0
+    assert found == Goodput(kept=6, again=2, typical=1.0, seconds=19.0 + 4.0)
+    assert found.share == pytest.approx(6 / 23)
+    assert str(found) == "goodput 26%: 6 steps of 1 s in 23.0 s; 2 were lost and done again"
 
 
-def test_lines_outlive_their_writer_and_half_a_line_is_none(tmp_path):
+@pytest.mark.parametrize("half", ["", "ste", "step 7", "step 7 ", "step 7 17", "step 7 170."])
+def test_lines_outlive_their_writer_and_half_a_line_is_none(tmp_path, half):
     for life in range(2):
         progress = Progress(tmp_path)
         progress.note("begin", life - 1)
         progress.note("step", life + 1)
-    with open(tmp_path / "progress", "a", encoding="utf8") as file:
-        file.write("ste")
-    assert [[step for step, _ in each.steps] for each in read_progress(tmp_path)] == [[1], [2]]
+        with open(tmp_path / "progress", "a", encoding="utf8") as file:
+            file.write(half)
+    lives = read_progress(tmp_path)
+    assert [[step for step, _ in each.steps] for each in lives] == [[1], [2]]
+    assert [each.came_from for each in lives] == [-1, 0]
 
 
 def test_who_is_not_first_writes_nothing(tmp_path, monkeypatch):
