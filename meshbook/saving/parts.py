@@ -69,12 +69,21 @@ def write_part(folder: pathlib.Path, process: int, shards: Mapping[str, list]):
                 pieces.append({"leaf": name, "slice": where, "offset": offset, "bytes": raw.size,
                                "sha256": hashlib.sha256(raw).hexdigest()})
                 offset += raw.size
-    index.write_text(json.dumps(pieces))
-    for path in (data, index):
-        manifests.sync(path)
+    manifests.sync(data)
     for piece in pieces:
         read_piece(data, piece)
+    write_index(index, pieces)
     return {path.name: manifests.measure(path) for path in (data, index)}
+
+
+def write_index(path: pathlib.Path, pieces: list[dict]):
+    """Write where each piece belongs; manifests.Damaged unless the disk has it as it was said."""
+    words = json.dumps(pieces).encode()
+    path.write_bytes(words)
+    manifests.sync(path)
+    if (found := path.read_bytes()) != words:
+        raise manifests.Damaged(f"{path}: expected the {len(words):,} bytes that were written, "
+                                f"found {len(found):,} others")
 
 
 def read_piece(path: pathlib.Path, piece: Mapping[str, Any]):

@@ -15,7 +15,7 @@ import jax, numpy as np, soak
 from meshbook.saving import agreement, checkpoints, manifests, parts, runs
 me, folder = jax.process_index(), pathlib.Path(sys.argv[1])
 """
-LIMIT = 200  # seconds after which processes that wait for each other are ended
+LIMIT = 120  # seconds after which processes that wait for each other are ended
 
 
 def many(count, script, *arguments, devices=8):
