@@ -121,7 +121,6 @@ def is_bias(path: tuple):
 
 
 @jax.jit
-@jax.jit
 def loads_of(state: TrainState, batch: Mapping[str, Array | np.ndarray]):
     """How a batch uses the experts of every layer: Loads (L, E), without dropout."""
     model, given = model_and_inputs(state.params, state.program, batch, None)

@@ -64,3 +64,15 @@ def test_loads_before_and_after_dropping_are_counted_alike(name):
         assert np.array_equal(after_E, kept_BTE.sum((0, 1)))
         assert abs(balance - expected) < 1e-5
     assert found.after_E.sum() < found.before_E.sum()  # something is dropped
+
+
+def test_of_experts_with_equal_scores_the_first_are_chosen():
+    state, sizes = made("gated, softmax"), CONFIGS["gated, softmax"].experts
+    same = lambda path, x: x * 0 if path[-1].key == "w_router_DC" else x
+    params = jax.tree_util.tree_map_with_path(same, state.params)
+    _, each = decoder_with_experts(jax.device_get(params), TOKENS, sizes)
+    with jax.set_mesh(state.program.mesh):
+        batch = state.program.place({"inputs": TOKENS, "labels": TOKENS})
+        found = jax.device_get(loads_of(replace(state, params=params), batch))
+    for before_E, (_, chosen_BTE, _) in zip(found.before_E, each, strict=True):
+        assert before_E.tolist() == chosen_BTE.sum((0, 1)).tolist() == [B * T] * 3 + [0] * 3

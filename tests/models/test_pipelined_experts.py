@@ -24,6 +24,7 @@ SIZES = ExpertSizes(4, 2, capacity=1.0, auxiliary=0.3)
 SMALL = DecoderConfig(vocabulary=120, tokens=8, embed=16, hidden=16, heads=2, layers=4,
                       experts=SIZES)
 BIASED = ExpertSizes(4, 2, shared=16, router="sigmoid", auxiliary=0.01, biased=True, block=4)
+DROPPING = dataclasses.replace(BIASED, capacity=0.75, block=128)
 AXES, ROWS, PARTS = ("batch", "stage", "expert", "model"), ("batch", "expert"), 4
 RULES = Sharding.tensor_parallel().also(B=ROWS, E="expert").in_stages()
 SCHEDULES = {
@@ -79,6 +80,7 @@ def same(state, program, **changes):
     ("ZB-H1", (1, 2, 2, 2), {}),
     ("gpipe", (1, 4, 2, 1), {"remat": "attention", "gated": False, "bias": True}),
     ("ZB-H1", (1, 2, 2, 2), {"experts": BIASED, "bias": True}),
+    ("gpipe", (1, 2, 2, 2), {"experts": DROPPING, "period": 2}),
 ])
 def test_every_gradient_is_that_of_one_device(schedule, shape, changes):
     assert same(*in_stages(schedule, shape, **changes), **changes).gradient_difference < 1e-6
