@@ -12,7 +12,7 @@ from meshbook.sharding import make_mesh, place, row_groups, whole
 rows = np.arange(16)
 
 def tell(name, value):
-    print(name, json.dumps(value), flush=True)
+    print(json.dumps([name, value]), flush=True)
 
 def refusal(check, *given):
     try:
@@ -48,14 +48,14 @@ for name in ("params/w_FC", "opt_state/0/nu/w_XF"):
 
 @pytest.fixture(scope="module")
 def told():
-    """What each of the four processes told: {name: [value of each]}."""
+    """What the four processes told: {name: [value of each, in their order]}."""
     ended, said = many(4, SCRIPT, ".")
     assert ended.well, said
-    lines = [line.partition("] ")[2] for line in sorted(said.splitlines())]
     found = {}
-    for line in lines:
-        name, _, value = line.partition(" [" if " [" in line else ' "' if ' "' in line else " null")
-        found.setdefault(name, []).append(json.loads(line[len(name):]))
+    for line in sorted(said.splitlines()):
+        if (words := line.partition("] ")[2]).startswith('["'):
+            name, value = json.loads(words)
+            found.setdefault(name, []).append(value)
     return found
 
 

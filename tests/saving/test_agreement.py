@@ -1,12 +1,14 @@
 """What processes tell each other in saving and restoring: no step counts for one alone."""
+import itertools
 import json
 import shutil
+import signal
 
 import numpy as np
 import pytest
 from many import many
 
-from meshbook.saving import agreement, checkpoints, manifests, parts
+from meshbook.saving import agreement, checkpoints, manifests, parts, runs
 
 SLOW_TO_MAKE_ROOM = """
 remove = checkpoints.shutil.rmtree
@@ -57,6 +59,25 @@ def test_what_process_0_cannot_publish_is_saved_by_none(tmp_path):
         assert f"[{process}] NotSaved: step 10 could not be saved" in said
     assert said.count("the newest checkpoint is that of step 5") == 2
     assert checkpoints.steps(tmp_path) == [5]
+
+
+FULL = """
+write = parts.write_part
+def full(*given):
+    if me == 1:
+        raise OSError(28, "No space left on device")
+    return write(*given)
+parts.write_part = full
+soak.train(folder, 12)
+"""
+
+
+def test_what_one_process_cannot_write_is_saved_by_none(tmp_path):
+    ended, said = many(2, FULL, tmp_path)
+    assert ended.codes[ended.first] == 1 and 0 not in ended.codes
+    assert f"NotSaved: step 5 could not be saved in {tmp_path}: the disk is full" in said
+    assert "process 1: OSError: [Errno 28]" in said
+    assert checkpoints.steps(tmp_path) == []
 
 
 TOLD = """
@@ -132,3 +153,36 @@ def test_a_part_that_the_disk_changed_is_not_taken_for_written(tmp_path, monkeyp
     monkeypatch.setattr(manifests, "sync", changing)
     with pytest.raises(manifests.Damaged, match="part-3"):
         parts.write_part(tmp_path / "changed", 3, {"x": [([[0, 2], [0, 3]], x)]})
+
+
+def test_every_slice_of_a_leaf_is_put_together_from_the_pieces_of_all(tmp_path):
+    x = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
+    cut = lambda *where: ([list(each) for each in where], x[tuple(slice(*each) for each in where)])
+    parts.write_part(tmp_path, 0, {"x": [cut((0, 2), (3, 6)), cut((2, 4), (0, 3))]})
+    parts.write_part(tmp_path, 1, {"x": [cut((2, 4), (3, 6)), cut((0, 2), (0, 3))]})
+    found = parts.Parts(tmp_path, {"x": {"shape": [4, 6], "dtype": "float32"}}, 2)["x"]
+    for a, b in itertools.combinations(range(5), 2):
+        for c, d in itertools.combinations(range(7), 2):
+            np.testing.assert_array_equal(found[a:b, c:d], x[a:b, c:d])
+
+
+def test_a_piece_that_is_missing_is_not_invented(tmp_path):
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    leaves = {"x": {"shape": [3, 4], "dtype": "float32"}}
+    parts.write_part(tmp_path, 0, {"x": [([[0, 2], [0, 4]], x[:2])]})
+    found = parts.Parts(tmp_path, leaves, 1)["x"]
+    np.testing.assert_array_equal(found[:2, :], x[:2])
+    with pytest.raises(manifests.Damaged, match="expected 12 elements of x.* found 8 in its parts"):
+        found[:, :]
+
+
+def test_sigterm_of_one_process_saves_all(tmp_path, by_two):
+    strike = {"process": 1, "step": 4, "signal": signal.SIGTERM, "marker": str(tmp_path / "sent")}
+    options = {"strike": strike, "every": 10**6}
+    ended, said = many(2, "train", tmp_path / "run", 500, json.dumps(options))
+    assert ended.codes == [0, 0], said
+    (step,) = checkpoints.steps(tmp_path / "run")
+    assert step in (5, 6)
+    assert many(2, "train", tmp_path / "run", 12)[0].well
+    found = [runs.read_metrics(each / "metrics")["loss"] for each in (tmp_path / "run", by_two)]
+    assert found[0] == found[1]

@@ -1,7 +1,6 @@
 """Checkpoints by several processes: restored by any number on any mesh, and agreed by all."""
 import json
 import shutil
-import signal
 
 import numpy as np
 import pytest
@@ -26,7 +25,7 @@ def test_each_process_wrote_what_it_owns_and_both_wrote_everything_once(by_two):
     leaves, seen = manifest["leaves"], dict.fromkeys(manifest["leaves"], 0)
     for process in range(2):
         pieces = json.loads((by_two / "12" / f"part-{process}.json").read_text())
-        assert {piece["leaf"] for piece in pieces} or process
+        assert pieces
         for piece in pieces:
             seen[piece["leaf"]] += int(np.prod([b - a for a, b in piece["slice"]]))
     assert seen == {name: int(np.prod(leaf["shape"])) for name, leaf in leaves.items()}
@@ -88,35 +87,6 @@ def test_a_fault_that_one_process_finds_is_one_of_all(by_two, tmp_path):
     assert (folder / "12.damaged").exists() and manifests.verify(folder / "12")["step"] == 12
 
 
-def test_a_piece_that_is_missing_is_not_invented(tmp_path):
-    x = np.arange(12, dtype=np.float32).reshape(3, 4)
-    leaves = {"x": {"shape": [3, 4], "dtype": "float32"}}
-    parts.write_part(tmp_path, 0, {"x": [([[0, 2], [0, 4]], x[:2])]})
-    found = parts.Parts(tmp_path, leaves, 1)["x"]
-    np.testing.assert_array_equal(found[:2, 1:3], x[:2, 1:3])
-    with pytest.raises(manifests.Damaged, match="expected 12 elements of x.* found 8 in its parts"):
-        found[:, :]
-
-
-FULL = """
-write = parts.write_part
-def full(*given):
-    if me == 1:
-        raise OSError(28, "No space left on device")
-    return write(*given)
-parts.write_part = full
-soak.train(folder, 12)
-"""
-
-
-def test_what_one_process_cannot_write_is_saved_by_none(tmp_path):
-    ended, said = many(2, FULL, tmp_path)
-    assert ended.codes[ended.first] == 1 and 0 not in ended.codes
-    assert f"NotSaved: step 5 could not be saved in {tmp_path}: the disk is full" in said
-    assert "process 1: OSError: [Errno 28]" in said
-    assert checkpoints.steps(tmp_path) == []
-
-
 SLOW = """
 write = parts.write_part
 def slow(*given):
@@ -134,18 +104,6 @@ def test_steps_go_on_while_a_process_writes(tmp_path):
     (_, saved), *_ = [each for each in stretch.saved if each[0] == 30]
     during = [step for step, at in stretch.steps if step > 30 and at < saved]
     assert len(during) > 5
-
-
-def test_sigterm_of_one_process_saves_all(tmp_path, by_two):
-    strike = {"process": 1, "step": 4, "signal": signal.SIGTERM, "marker": str(tmp_path / "sent")}
-    options = {"strike": strike, "every": 10**6}
-    ended, said = many(2, "train", tmp_path / "run", 500, json.dumps(options))
-    assert ended.codes == [0, 0], said
-    (step,) = checkpoints.steps(tmp_path / "run")
-    assert step in (5, 6)
-    assert many(2, "train", tmp_path / "run", 12)[0].well
-    found = [runs.read_metrics(each / "metrics")["loss"] for each in (tmp_path / "run", by_two)]
-    assert found[0] == found[1]
 
 
 OTHER = """
