@@ -67,6 +67,9 @@ def read_progress(folder: str | os.PathLike):
             continue
         step, at = int(numbers[0]), float(numbers[1])
         if kind == "begin":
+            known = {each for life in found for each, _ in life.saved}
+            if found and step >= 0 and step not in known:
+                found[-1].saved.append((step, found[-1].last))  # it died before it could say so
             found.append(Stretch(step, at))
         elif kind == "end":
             found[-1].ended = at
@@ -94,7 +97,7 @@ class Goodput:
 
     def __str__(self):
         return (f"goodput {self.share:.0%}: {self.kept} steps of {self.typical:.3g} s in "
-                f"{self.seconds:.1f} s; {self.again} were lost and done again")
+                f"{self.seconds:.1f} s; {self.again} were done and lost")
 
 
 def goodput(stretches: list[Stretch]):
@@ -105,9 +108,11 @@ def goodput(stretches: list[Stretch]):
     """
     times = [after - before for each in stretches
              for (_, before), (_, after) in zip(each.steps, each.steps[1:])]
-    done = [step for each in stretches for step, _ in each.steps]
+    done, kept = sum(len(each.steps) for each in stretches), set()
+    for each in stretches:  # what came after the checkpoint from which it begins is lost
+        kept = {step for step in kept if step <= each.came_from} | {
+            step for step, _ in each.steps}
     seconds = sum(each.last - each.began for each in stretches)
     seconds += sum(after.began - before.last for before, after in zip(stretches, stretches[1:])
                    if before.ended is None)
-    kept = len(set(done))
-    return Goodput(kept, len(done) - kept, statistics.median(times) if times else 0.0, seconds)
+    return Goodput(len(kept), done - len(kept), statistics.median(times) if times else 0.0, seconds)

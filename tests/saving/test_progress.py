@@ -29,7 +29,13 @@ def test_time_between_a_death_and_the_next_life_counts_and_after_an_end_it_does_
     assert lives[1].last == 119.0 and lives[2].last == 1004.0
     assert found == Goodput(kept=6, again=2, typical=1.0, seconds=19.0 + 4.0)
     assert found.share == pytest.approx(6 / 23)
-    assert str(found) == "goodput 26%: 6 steps of 1 s in 23.0 s; 2 were lost and done again"
+    assert str(found) == "goodput 26%: 6 steps of 1 s in 23.0 s; 2 were done and lost"
+
+
+def test_steps_that_were_lost_and_not_done_again_are_not_kept(tmp_path):
+    (tmp_path / "progress").write_text("".join(KILLED.splitlines(True)[:8] + ["end 3 114.0\n"]))
+    found = goodput(read_progress(tmp_path))
+    assert (found.kept, found.again) == (3, 2)
 
 
 @pytest.mark.parametrize("half", ["", "ste", "step 7", "step 7 ", "step 7 17", "step 7 170."])
@@ -43,6 +49,13 @@ def test_lines_outlive_their_writer_and_half_a_line_is_none(tmp_path, half):
     lives = read_progress(tmp_path)
     assert [[step for step, _ in each.steps] for each in lives] == [[1], [2]]
     assert [each.came_from for each in lives] == [-1, 0]
+
+
+def test_a_checkpoint_from_which_the_next_life_begins_was_saved_by_the_one_before(tmp_path):
+    """It was there, and the process died before it had written that it was."""
+    (tmp_path / "progress").write_text(
+        "begin -1 1.0\nsaved 3 2.0\nstep 7 3.0\nbegin 6 4.0\nbegin 6 5.0\nbegin 3 6.0\n")
+    assert [each.saved for each in read_progress(tmp_path)] == [[(3, 2.0), (6, 3.0)], [], [], []]
 
 
 def test_who_is_not_first_writes_nothing(tmp_path, monkeypatch):
