@@ -12,7 +12,8 @@ from meshbook.planning.clocks import clocked
 from meshbook.planning.devices import DEVICES
 from meshbook.planning.mesh_costs import plan_traffic
 from meshbook.planning.mesh_programs import (
-    draw_compared, draw_ranked, rank_correlation, recorded_plans, short, table_of_ranked, table_of_recorded
+    draw_compared, draw_ranked, rank_correlation, recorded_plans, short, table_of_ranked,
+    table_of_recorded
 )
 from meshbook.planning.mesh_steps import plan_work
 from meshbook.planning.meshes import Plan, ranked
