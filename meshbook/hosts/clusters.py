@@ -108,14 +108,19 @@ def started(command: Sequence[str], processes: int, devices: int = 1,
             environment: Mapping[str, str] | None = None, out: Callable = print):
     """A Cluster of `processes` processes on this machine; none of them outlives the block.
 
-    Each has so many simulated `devices` and its place in its environment. out is given each line
-    that one prints, with its number in front. Raises ValueError for a count below 1.
+    Each has so many simulated `devices` and its place in its environment. XLA splits a large sum
+    of one device over the threads of its process, one for each device or core; NPROC gives all
+    processes, however many there are, as many threads as there are devices, so that the same mesh
+    makes the same bits. out is given each line that one prints, with its number in front. Raises
+    ValueError for a count below 1.
     """
     if processes < 1 or devices < 1:
         raise ValueError("expected at least 1 process with at least 1 device each, found "
                          f"{processes} with {devices}")
     address = f"127.0.0.1:{free_port()}"
-    base = {**os.environ, STARTED: time.strftime("%Y%m%d-%H%M%S"), **(environment or {}),
+    threads = str(max(processes * devices, os.cpu_count()))
+    base = {"NPROC": threads, **os.environ, STARTED: time.strftime("%Y%m%d-%H%M%S"),
+            **(environment or {}),
             "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "PYTHONUNBUFFERED": "1",
             ADDRESS: address, COUNT: str(processes)}
     running = [subprocess.Popen(  # in a session of its own: Ctrl-C is for the launcher

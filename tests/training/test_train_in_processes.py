@@ -71,6 +71,9 @@ def test_four_processes_are_killed_go_on_and_end_like_a_run_that_was_not(tmp_pat
 
 @pytest.mark.parametrize("count, flags", [
     (4, "--mesh data=2,model=4 --rules tensor_parallel"),  # two processes hold the same rows
+    # large enough for sums inside of a device that are split over threads
+    (2, "--mesh data=4,model=2 --rules tensor_parallel --model.tokens 128 --model.embed 32 "
+        "--model.hidden 64 --batch 32"),
     (2, "--mesh data=2,stage=2,model=2 --rules fully_sharded --microbatches 4 --sample 4"),
     (2, "jaxformer-laptop --model.latent 8 --model.rotary 4 --model.layers 4 --batch 16 "
         "--mesh expert=2,stage=2,model=2 --microbatches 2 --schedule gpipe"),
