@@ -66,6 +66,9 @@ def receive(address: str, count: int, waiting: Waiting):
         listening = stack.enter_context(socket.create_server(split_address(address)))
         here = {}
         while len(here) < count - 1:
+            for number in [number for number, other in here.items() if has_gone(other)]:
+                del here[number]
+                waiting.say(f"process {number} came and has gone; another may come in its place")
             missing = sorted(set(range(1, count)) - here.keys())
             waiting.check(f"process 0 at {address} waits for {processes(missing)} of {count}")
             if not select.select([listening], [], [], 0.1)[0]:
@@ -84,6 +87,11 @@ def receive(address: str, count: int, waiting: Waiting):
                 other.sendall(b"all here")
             return
     raise ValueError(fault)
+
+
+def has_gone(other: socket.socket):
+    """Whether a process that has said its number has ended: it says nothing else, but that."""
+    return bool(select.select([other], [], [], 0)[0])
 
 
 def refusal(number: int, its_count: int, count: int, here: dict):

@@ -1,4 +1,5 @@
 """The processes of a run meet, and each says for whom it waits; without JAX, in threads."""
+import contextlib
 import errno
 import socket
 import sys
@@ -43,7 +44,8 @@ def test_who_waits_says_for_whom_and_gives_up_with_the_same_words():
     first, second = together((0, 0), (2, 0), count=4, patience=1.2, quiet=0.5)
     assert first[0] == "process 0 at HERE waits for processes 1, 2 and 3 of 4" or \
         first[0] == "process 0 at HERE waits for processes 1 and 3 of 4"
-    assert first[-1] == "NotTogether: process 0 at HERE waits for processes 1 and 3 of 4"
+    assert first[-1] in ("NotTogether: process 0 at HERE waits for processes 1 and 3 of 4",
+                         "NotTogether: process 0 at HERE waits for processes 1, 2 and 3 of 4")
     assert second[0] == ("process 2 has reached process 0 at HERE, and waits with it for the "
                          "others")
     assert second[-1].startswith(("NotTogether: process 2 has reached", "ValueError: process 2: "
@@ -60,6 +62,26 @@ def test_two_processes_of_one_number_are_refused_by_all():
     found = together((0, 0), (1, 0), (1, 0.3))
     assert found[0] == ["ValueError: expected each process from 0 to 2 once, found process 1 twice"]
     assert found[0] == found[1] == found[2]
+
+
+def test_a_process_that_ended_while_it_waited_can_be_started_again():
+    address, said, lines = f"127.0.0.1:{clusters.free_port()}", [], []
+
+    def others():
+        with contextlib.suppress(roll_call.NotTogether):  # is here, and gives up
+            roll_call.meet(address, 3, 1, 0.5, lines.append)
+        while not said:
+            threading.Event().wait(0.02)
+        thread = threading.Thread(target=roll_call.meet, args=(address, 3, 1, 20.0))
+        thread.start()
+        roll_call.meet(address, 3, 2, 20.0)
+        thread.join()
+
+    thread = threading.Thread(target=others)
+    thread.start()
+    roll_call.meet(address, 3, 0, 20.0, said.append)
+    thread.join()
+    assert said == ["process 1 came and has gone; another may come in its place"]
 
 
 def test_a_process_that_expects_another_number_of_processes_is_refused():
