@@ -225,12 +225,15 @@ meshbook.plans = (() => {
     const own = rules === "tensor_parallel" ? used(c, plan) : ownParameters(c, plan, batch);
     let waits = all(kind(remat)) / p;
     if (schedule === "lockstep" && p > 1) waits = waits / kept + kind("all")[0][1];
+    const loops = m > 1 || p > 1, table = 4 * V * c.embed, tokens = b * c.tokens;
+    const whole = isFullySharded(plan) && !loops ? table : 0;
     return {
       parameters: 4 * stored(c, plan), moments: 8 * own,
-      gradients: 4 * (m > 1 || p > 1 ? used(c, plan) : stored(c, plan)),
+      gradients: 4 * (loops ? 2 * used(c, plan) : stored(c, plan)),
       gathered: n * used(c, plan), activations: Math.trunc(kept * waits),
-      layer: Math.max(...kind("none").map(([, bytes]) => bytes)),
-      logits: n * tiled(Math.min(b * c.tokens, CHUNK), V) + 4 * V * c.embed,
+      layer: Math.max(...kind("none").map(([, bytes]) => bytes)) + whole
+        + 2 * n * tiled(tokens, c.hidden / model) * (c.period - 1),
+      logits: n * tiled(Math.min(tokens, CHUNK), V) + table,
       inputs: 4 * 2 * tiled(rows / batch / expert, c.tokens),
     };
   };

@@ -78,13 +78,14 @@ def recolour(body: str):
 
 
 def curves(series: Mapping[str, tuple], xlabel: str, ylabel: str, alt: str,
-           marks: Sequence[tuple[str, Real]] = ()):
+           marks: Sequence[tuple[str, Real]] = (), half: bool = False):
     """Lines {label: (x, y)}, each labelled at its end; `marks` are (label, y) of level lines.
 
-    Lines that lie on each other are drawn from wide to narrow, so that each of them is seen.
+    half: for a place beside another, with letters as large as in a whole one. Lines that lie on
+    each other are drawn from wide to narrow, so that each of them is seen.
     """
     with matplotlib.rc_context(STYLE):
-        fig = Figure(figsize=(5.2, 3.0), layout="constrained")
+        fig = Figure(figsize=(3.1, 2.6) if half else (5.2, 3.0), layout="constrained")
         axes = fig.subplots()
         axes.set(xlabel=xlabel, ylabel=ylabel)
         ends = []

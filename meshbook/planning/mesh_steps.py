@@ -144,7 +144,10 @@ def plan_memory(config: DecoderConfig, plan: Any, rows: int):
     """{what: bytes} that one device holds in a step with Adam.
 
     Weights that are gathered, or copied to the products' dtype, once for all microbatches, stand
-    beside the stored ones, and the sums of the gradients beside both.
+    beside the stored ones, and the sums of the gradients beside both. In a loop over microbatches
+    or turns there are the gradients of one, too. Where a scan goes back, the products for gradients
+    of weights are put off to the end of its period: there are the arrays of the largest layer, and
+    of all others their hidden units and the gradients of these.
     """
     number, m, p = np.dtype(config.dtype).itemsize, plan.microbatches, plan.stage
     b = rows // plan.batch // plan.expert // m
@@ -157,12 +160,15 @@ def plan_memory(config: DecoderConfig, plan: Any, rows: int):
     waits = sum(count * each for count, each in kind(plan.remat)) / p
     if plan.schedule == "lockstep" and p > 1:  # of the others only what came into the stage
         waits = waits / kept + kind("all")[0][1]
-    tokens, V = b * config.tokens, config.padded // plan.model // p
+    tokens, V, loops = b * config.tokens, config.padded // plan.model // p, m > 1 or p > 1
+    hidden, table = tiled(tokens, config.hidden // plan.model), 4 * V * config.embed
+    whole = table if plan.is_fully_sharded and not loops else 0  # not yet scattered
     return {"parameters": 4 * stored, "moments": 8 * own,
-            "gradients": 4 * (used if m > 1 or p > 1 else stored),
+            "gradients": 4 * (2 * used if loops else stored),
             "gathered": number * used, "activations": int(kept * waits),
-            "layer": max(each for _, each in kind("none")),
-            "logits": number * tiled(min(tokens, CHUNK), V) + 4 * V * config.embed,
+            "layer": max(each for _, each in kind("none")) + whole
+            + 2 * number * hidden * (config.period - 1),
+            "logits": number * tiled(min(tokens, CHUNK), V) + table,
             "inputs": 4 * 2 * tiled(rows // plan.batch // plan.expert, config.tokens)}
 
 
