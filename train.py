@@ -172,7 +172,7 @@ def train(config: Config):
         f"{data.source} · to go on: --run {folder.name}")
     with Checkpoints(folder) as checkpoints:
         state, key = checkpoints.resume(state, ours, key)
-        begun, log = int(state.step), wandb_log(config, folder.name, first)
+        begun, log = int(state.step), wandb_log(config, folder, first)
         save = checkpoints.on_step(ours, key, config.save_every)
         trace = traced_on_demand(folder) if first else say
         steps = itertools.count(begun + 1)
@@ -229,13 +229,13 @@ def dry_run(config: Config):
     print(said_of(*found, config.steps, batch["labels"][0], useful_flops(config.model, B)))
 
 
-def wandb_log(config: Config, run: str, first: bool):
+def wandb_log(config: Config, folder: Path, first: bool):
     """A function that sends metrics to Weights & Biases, or nothing where that is not wanted."""
     if not config.wandb or not first:
         return lambda *_, **__: None
     import wandb
-
-    return wandb.init(project=config.wandb, id=run, resume="allow", config=asdict(config)).log
+    return wandb.init(project=config.wandb, dir=folder, id=folder.name, resume="allow",
+                      config=asdict(config)).log
 
 
 def main(arguments: list[str]):

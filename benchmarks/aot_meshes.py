@@ -25,28 +25,28 @@ from meshbook.training import clipped, decayed
 RESULTS = topologies.RESULTS / RECORD
 CONFIG = DecoderConfig.jaxformer(experts=JAXFORMER, dtype=jnp.bfloat16, by_row=True)
 NAMES = "inputs", "labels", "segments", "positions"
-BEST = (  # the first twenty meshes by formula, each with its best plan, and one that splits in four
+BEST = (  # the first twenty meshes by formula, each with its best plan
+    Plan(32, remat="products"),
+    Plan(16, expert=2, remat="products"),
     Plan(2, expert=16, rules="tensor_parallel", microbatches=2, remat="none"),
+    Plan(8, expert=4, remat="products"),
     Plan(4, expert=8, rules="tensor_parallel", microbatches=2, remat="none"),
-    Plan(8, expert=4, rules="tensor_parallel", microbatches=2, remat="none"),
-    Plan(16, expert=2, rules="zero1", microbatches=2, remat="none"),
-    Plan(32, microbatches=2, remat="none"),
-    Plan(16, model=2, rules="zero1", microbatches=4, remat="none"),
-    Plan(1, expert=16, model=2, rules="tensor_parallel", microbatches=2, remat="none"),
-    Plan(8, expert=2, model=2, rules="zero1", microbatches=2, remat="none"),
-    Plan(2, expert=8, model=2, rules="tensor_parallel", microbatches=2, remat="none"),
-    Plan(4, expert=4, model=2, rules="tensor_parallel", microbatches=2, remat="none"),
+    Plan(16, model=2, remat="products"),
     Plan(1, expert=4, stage=8, rules="tensor_parallel", microbatches=64, remat="products"),
     Plan(2, expert=2, stage=8, rules="fully_sharded", microbatches=64, remat="products"),
     Plan(4, stage=8, rules="fully_sharded", microbatches=64, remat="products"),
+    Plan(8, expert=2, model=2, remat="products"),
+    Plan(1, expert=16, model=2, rules="tensor_parallel", microbatches=2, remat="none"),
+    Plan(2, expert=8, model=2, rules="tensor_parallel", microbatches=2, remat="none"),
+    Plan(4, expert=4, model=2, rules="tensor_parallel", microbatches=2, remat="none"),
     Plan(1, expert=8, stage=4, rules="tensor_parallel", microbatches=32, remat="products"),
     Plan(2, expert=4, stage=4, rules="tensor_parallel", microbatches=32, remat="products"),
     Plan(4, expert=2, stage=4, rules="fully_sharded", microbatches=32, remat="products"),
     Plan(8, stage=4, rules="fully_sharded", microbatches=32, remat="products"),
     Plan(2, stage=8, model=2, rules="fully_sharded", microbatches=64, remat="attention"),
     Plan(1, expert=16, stage=2, rules="tensor_parallel", microbatches=16, remat="products"),
-    Plan(2, expert=8, stage=2, rules="tensor_parallel", microbatches=16, remat="products"),
-    Plan(8, model=4, rules="zero1", microbatches=4, remat="none"),
+    Plan(1, expert=2, stage=8, model=2, rules="tensor_parallel", microbatches=128,
+         remat="attention"),
 )
 OWN = (  # the source's mesh: its four microbatches, and what fits
     Plan(8, stage=2, model=2, rules="fully_sharded", microbatches=16),
@@ -58,14 +58,20 @@ OWN = (  # the source's mesh: its four microbatches, and what fits
     Plan(8, stage=2, model=2, rules="fully_sharded", microbatches=4, remat="none"),
 )
 OTHERS = (  # other ways to use the chips, which the formula ranks lower
-    Plan(32),
-    Plan(16, model=2),
     Plan(32, remat="attention"),
-    Plan(16, model=2, rules="tensor_parallel", remat="attention"),
+    Plan(32),
     Plan(32, rules="zero1", microbatches=2, remat="none"),
-    Plan(16, model=2, rules="zero1", microbatches=2, remat="none"),
-    Plan(32, remat="products"),
+    Plan(32, microbatches=2, remat="none"),
+    Plan(16, expert=2, rules="zero1", microbatches=2, remat="none"),
+    Plan(8, expert=4, rules="tensor_parallel", microbatches=2, remat="none"),
     Plan(2, expert=16, remat="attention"),
+    Plan(16, model=2),
+    Plan(16, model=2, rules="tensor_parallel", remat="attention"),
+    Plan(16, model=2, rules="zero1", microbatches=2, remat="none"),
+    Plan(16, model=2, rules="zero1", microbatches=4, remat="none"),
+    Plan(8, expert=2, model=2, rules="zero1", microbatches=2, remat="none"),
+    Plan(2, expert=8, stage=2, rules="tensor_parallel", microbatches=16, remat="products"),
+    Plan(8, model=4, rules="zero1", microbatches=4, remat="none"),
 )
 
 

