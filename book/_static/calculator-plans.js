@@ -226,12 +226,13 @@ meshbook.plans = (() => {
     let waits = all(kind(remat)) / p;
     if (schedule === "lockstep" && p > 1) waits = waits / kept + kind("all")[0][1];
     const loops = m > 1 || p > 1, table = 4 * V * c.embed, tokens = b * c.tokens;
-    const whole = isFullySharded(plan) && !loops ? table : 0;
+    const scattered = isFullySharded(plan) && p === 1;
+    const gradients = scattered || !loops ? stored(c, plan) : used(c, plan);
     return {
       parameters: 4 * stored(c, plan), moments: 8 * own,
-      gradients: 4 * (loops ? 2 * used(c, plan) : stored(c, plan)),
+      gradients: 4 * (loops ? 2 : 1) * gradients,
       gathered: n * used(c, plan), activations: Math.trunc(kept * waits),
-      layer: Math.max(...kind("none").map(([, bytes]) => bytes)) + whole
+      layer: Math.max(...kind("none").map(([, bytes]) => bytes)) + (scattered ? table : 0)
         + 2 * n * tiled(tokens, c.hidden / model) * (c.period - 1),
       logits: n * tiled(Math.min(tokens, CHUNK), V) + table,
       inputs: 4 * 2 * tiled(rows / batch / expert, c.tokens),
@@ -245,12 +246,14 @@ meshbook.plans = (() => {
     const {microbatches: m, stage: p, model, remat} = plan, n = c.number;
     const b = microbatch(plan, rows), [forward, redone, backward] = passesOf(plan);
     const again = remat === "none" ? 0 : redone, slots = slotsOf(plan);
-    const passes = 2 * slots || 2 * (forward + again) + 3 * backward;
-    const layers = m * all(layerBytes(c, model, b, "none", 0)) / p;
+    const [passes, first] = slots ? [2 * slots, 0] : [2 * again + 3 * backward, 2 * forward];
+    const made = policy => m / p * all(layerBytes(c, model, b, policy, 0));
+    const begun = made(remat === "none" ? "none" : "products");
     const stacked = slots ? m * slots * held.activations
       : m * all(layerBytes(c, model, b, remat)) / p * forward;
     const tokens = rows / plan.batch / plan.expert * c.tokens, V = c.padded / model / p;
-    return sum([layers * passes, 2 * stacked, m * n * used(c, plan) * (forward + again + backward),
+    return sum([made("none") * passes + begun * first, 2 * stacked,
+                m * n * used(c, plan) * (forward + again + backward),
                 2 * 4 * used(c, plan) * m * backward, 8 * 4 * stored(c, plan), 4 * 4 * tokens * V]);
   };
   // Random numbers that one device draws for dropout: in a pipeline those of all rows.

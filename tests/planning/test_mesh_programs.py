@@ -48,11 +48,21 @@ def test_formulas_come_near_to_what_was_compiled():
             assert moved == pytest.approx(made.traffic.along("model").bytes, rel=0.001)
         assert 1e3 * found.step == pytest.approx(FITTING[plan].step, rel=0.4)
         assert found.peak < made.peak
+        assert made.live == pytest.approx(found.peak, rel=0.12)
     steps = [[of_plan(plan).step for plan in FITTING], [made.step for made in FITTING.values()]]
-    assert rank_correlation(*steps) > 0.5
+    assert rank_correlation(*steps) > 0.8
+    by_formula = sorted(FITTING, key=lambda plan: of_plan(plan).step)
+    assert min(FITTING, key=lambda plan: FITTING[plan].step) in by_formula[:4]
     forgotten = [plan_work(BIG, dataclasses.replace(plan, remat="none"), 256).done
                  / FITTING[plan].program.flops for plan in plain if plan.remat == "all"]
     assert forgotten and all(share < 0.9 for share in forgotten)  # what is done again
+
+
+def test_what_fits_by_formula_fits():
+    fits = {plan: of_plan(plan).fits for plan in RECORD}
+    assert all(made.step and made.program.peak < V4.memory
+               for plan, made in RECORD.items() if fits[plan])
+    assert {made.program.fits for plan, made in RECORD.items() if not fits[plan]} == {False, True}
 
 
 def test_orders_are_compared():
