@@ -235,7 +235,7 @@ meshbook.plans = (() => {
       layer: Math.max(...kind("none").map(([, bytes]) => bytes)) + (scattered ? table : 0)
         + 2 * n * tiled(tokens, c.hidden / model) * (c.period - 1),
       logits: n * tiled(Math.min(tokens, CHUNK), V) + table,
-      inputs: 4 * 2 * tiled(rows / batch / expert, c.tokens),
+      inputs: 4 * 2 * tiled(m * b, c.tokens) + (p > 1 ? 2 * n * tiled(m * tokens, c.embed) : 0),
     };
   };
   const peak = held => sum(Object.values(held)) - held.layer - held.logits

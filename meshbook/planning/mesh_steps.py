@@ -145,7 +145,8 @@ def plan_memory(config: DecoderConfig, plan: Any, rows: int):
 
     Weights that are gathered, or copied to the products' dtype, once for all microbatches, stand
     beside the stored ones, and the sums of the gradients beside both. In a loop over microbatches
-    or turns there are the gradients of one, too. Where a scan goes back, the products for gradients
+    or turns there are the gradients of one, too. What goes into the stages of a pipeline and comes
+    out of them is there of all microbatches. Where a scan goes back, the products for gradients
     of weights are put off to the end of its period: there are the arrays of the largest layer, and
     of all others their hidden units and the gradients of these.
     """
@@ -170,7 +171,8 @@ def plan_memory(config: DecoderConfig, plan: Any, rows: int):
             "layer": max(each for _, each in kind("none")) + (table if scattered else 0)
             + 2 * number * hidden * (config.period - 1),
             "logits": number * tiled(min(tokens, CHUNK), V) + table,
-            "inputs": 4 * 2 * tiled(rows // plan.batch // plan.expert, config.tokens)}
+            "inputs": 4 * 2 * tiled(m * b, config.tokens)
+            + 2 * number * (p > 1) * tiled(m * tokens, config.embed)}
 
 
 def plan_peak(held: dict):
