@@ -137,6 +137,20 @@ def test_what_the_look_at_the_article_leaves_out_is_seen(browser, address, selec
     tab.context.close()
 
 
+@pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (390, "dark")])
+def test_a_ranking_that_was_asked_for_is_as_open_to_all(browser, address, width, theme):  # noqa: F811
+    tab, complaints = alone(browser, address, width, theme)
+    show(tab, address + "book/calculator.html")
+    tab.locator("[name=model]").select_option("JAXformer")
+    tab.wait_for_selector(".calculator-ranking[aria-busy=false] details")
+    for each in tab.locator(".calculator-ranking summary").all():
+        each.press("Enter")
+    assert tab.locator(".calculator-ranking tbody tr >> visible=true").count() == 41
+    assert serious(tab, rules=SLOW) == [] and tab.evaluate(FAINT, 4.5) == []
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width and complaints == []
+    tab.context.close()
+
+
 @pytest.mark.parametrize("url", ("https://example.org/pixel.png", "http://192.0.2.1/pixel.png"))
 def test_what_is_loaded_from_elsewhere_is_seen_and_does_not_arrive(browser, address, url):  # noqa: F811
     tab, complaints = visit(browser, address, PAGES[0])
