@@ -8,6 +8,10 @@
 set -euo pipefail
 log=${1:?the file with what the launcher prints} count=${2:?the number of processes}
 session="processes-$$"
+if [[ ! $count =~ ^[1-9][0-9]*$ ]]; then
+  echo "panes.sh: expected the number of processes, such as 8; found $count" >&2
+  exit 2
+fi
 
 for ((i = 0; i < count; i++)); do
   follow="tail -n +1 -F $(printf '%q' "$log") | grep --line-buffered '^\[$i\] '"

@@ -77,7 +77,8 @@ def receive(address: str, count: int, waiting: Waiting):
             other.settimeout(2)
             with contextlib.suppress(OSError, ValueError):  # who is no process of a run
                 number, its_count = map(int, other.recv(64).split())
-                if fault := refusal(number, its_count, count, here):
+                still = {each for each, one in here.items() if not has_gone(one)}
+                if fault := refusal(number, its_count, count, still):
                     for each in (other, *here.values()):
                         each.sendall(fault.encode())
                     break
@@ -90,11 +91,11 @@ def receive(address: str, count: int, waiting: Waiting):
 
 
 def has_gone(other: socket.socket):
-    """Whether a process that has said its number has ended: it says nothing else, but that."""
+    """Whether a process that has said its number has ended: it sends nothing else but the end."""
     return bool(select.select([other], [], [], 0)[0])
 
 
-def refusal(number: int, its_count: int, count: int, here: dict):
+def refusal(number: int, its_count: int, count: int, here: set[int]):
     """What is wrong with a process that has come, in a sentence; "" if nothing is."""
     if its_count != count:
         return (f"process {number} was started as one of {its_count} processes, and process 0 as "

@@ -148,7 +148,8 @@ def plan_memory(config: DecoderConfig, plan: Any, rows: int):
     or turns there are the gradients of one, too. What goes into the stages of a pipeline and comes
     out of them is there of all microbatches. Where a scan goes back, the products for gradients
     of weights are put off to the end of its period: there are the arrays of the largest layer, and
-    of all others their hidden units and the gradients of these.
+    of all others their hidden units and the gradients of these. The gradients of fully sharded
+    layers are scattered in every microbatch, if there are no stages; that of the table comes whole.
     """
     number, m, p = np.dtype(config.dtype).itemsize, plan.microbatches, plan.stage
     b = rows // plan.batch // plan.expert // m
@@ -163,7 +164,7 @@ def plan_memory(config: DecoderConfig, plan: Any, rows: int):
         waits = waits / kept + kind("all")[0][1]
     tokens, V, loops = b * config.tokens, config.padded // plan.model // p, m > 1 or p > 1
     hidden, table = tiled(tokens, config.hidden // plan.model), 4 * V * config.embed
-    scattered = plan.is_fully_sharded and p == 1  # in every microbatch; but the table's, later
+    scattered = plan.is_fully_sharded and p == 1
     grads = stored if scattered or not loops else used
     return {"parameters": 4 * stored, "moments": 8 * own,
             "gradients": 4 * (2 if loops else 1) * grads,

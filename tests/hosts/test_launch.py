@@ -139,6 +139,13 @@ def test_each_process_has_a_pane(tmp_path, monkeypatch):
                      2: ["[2] I am 2", "[2] and later"]}, made.stderr
 
 
+def test_a_number_of_panes_that_is_none_is_refused():
+    done = subprocess.run(["bash", LAUNCH / "panes.sh", "log", "all"], capture_output=True,
+                          text=True)
+    assert done.returncode == 2 and "expected the number of processes, such as 8; found all" in (
+        done.stderr)
+
+
 def jobset():
     return yaml.safe_load((LAUNCH / "jobset.yaml").read_text())
 
