@@ -1,0 +1,116 @@
+"""Comparisons of the prose stand on visible assertions; sentences about others' code on a commit."""
+
+from pathlib import Path
+
+import pytest
+from claims import assertions, collapsed, entries, prose, unasserted, unread, unsourced
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {path.stem: path.read_text("utf8") for path in sorted((ROOT / "book").glob("*.md"))
+         if path.stem not in ("api", "bibliography")}
+AWAITED = set(PAGES)
+
+PAGE = """---
+kernel: none
+---
+# Twice the title
+
+It takes twice the time, and no longer than the first.
+
+```{code-cell} ipython3
+from numpy.testing import assert_allclose
+x = 2
+assert x == (
+    2 * 1), "twice"
+assert_allclose(x, 2)
+```
+
+```{code-cell} ipython3
+:tags: [hide-input]
+assert x < 3
+```
+
+```{admonition} Note
+:class: tip
+Nothing is lost, as MaxText has it.
+```
+"""
+TWICE = {"claim": "takes twice the time", "assertion": "x == ( 2 * 1)"}
+LONGER = {"claim": "no longer than the first", "because": "it is the first"}
+NOTHING = {"claim": "Nothing is lost", "assertion": ["assert_allclose(x", "x == ("]}
+RIGHT = [TWICE, LONGER, NOTHING]
+READ = {"claim": "as MaxText has it", "source": "github:a/b c.py:3", "commit": "0f" * 20}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_comparisons_stand_on_visible_assertions(page):
+    if page in AWAITED and not entries(ROOT / "book", page).get("comparatives"):
+        pytest.skip("its comparisons are not listed yet")
+    assert list(unasserted(PAGES[page], entries(ROOT / "book", page), PAGES)) == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_sentences_about_others_code_name_what_was_read(page):
+    if page in AWAITED and not entries(ROOT / "book", page).get("others"):
+        pytest.skip("its sentences about others' code are not listed yet")
+    assert list(unread(PAGES[page], entries(ROOT / "book", page))) == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_most_comparisons_are_asserted(page):
+    listed = entries(ROOT / "book", page).get("comparatives", [])
+    reasoned = sum("because" in each for each in listed)
+    assert reasoned <= max(3, len(listed) / 2), f"{reasoned} of {len(listed)} by a reason alone"
+
+
+def test_docstrings_about_others_code_name_what_was_read():
+    for entry in entries(ROOT / "book", "package").get("others", []):
+        assert list(unsourced(entry)) == []
+        assert collapsed(entry["claim"]) in collapsed((ROOT / entry["file"]).read_text("utf8"))
+
+
+def test_every_list_of_claims_belongs_to_a_page():
+    listed = {path.stem for path in (ROOT / "book" / "claims").glob("*.toml")}
+    assert listed <= {*PAGES, "package"}
+
+
+def test_prose_is_what_a_reader_reads():
+    assert prose(PAGE) == ("It takes twice the time, and no longer than the first. "
+                           "Nothing is lost, as MaxText has it.")
+    assert assertions(PAGE) == ['assert x == ( 2 * 1), "twice"', "assert_allclose(x, 2)"]
+
+
+@pytest.mark.parametrize("listed, wrong", [
+    (RIGHT, []),
+    ([TWICE, LONGER], ["stands on nothing: 'Nothing' in: Nothing is lost, as MaxText has it."]),
+    ([*RIGHT, {**LONGER, "claim": "twice as long"}], ["not in the prose: twice as long"]),
+    ([*RIGHT, {**LONGER, "claim": "the time"}], ["compares nothing: the time"]),
+    ([TWICE, {**LONGER, "because": ""}, NOTHING],
+     ["needs an assertion or a reason, and not both: no longer than the first"]),
+    ([TWICE | LONGER, TWICE, NOTHING],
+     ["needs an assertion or a reason, and not both: no longer than the first"]),
+    ([{**TWICE, "assertion": "x < 3"}, LONGER, NOTHING], ["asserted in no visible cell: x < 3"]),
+    ([{**TWICE, "assertion": "x = 2"}, LONGER, NOTHING], ["asserted in no visible cell: x = 2"]),
+    ([{**TWICE, "page": "other"}, LONGER, NOTHING],
+     ["asserted in no visible cell: x == ( 2 * 1)"]),
+    ([{**TWICE, "assertion": "2 < 3", "page": "other"}, LONGER, NOTHING], []),
+])
+def test_a_comparison_that_stands_on_nothing_is_found(listed, wrong):
+    other = "```{code-cell}\nassert 2 < 3\n```\n"
+    assert list(unasserted(PAGE, {"comparatives": listed}, {"other": other})) == wrong
+
+
+@pytest.mark.parametrize("said, wrong", [
+    ({"others": [READ]}, []),
+    ({"mentions": [{"claim": "as MaxText", "because": "a name alone"}]}, []),
+    ({"mentions": [{"claim": "as MaxText", "because": ""}]}, ["needs a reason: as MaxText"]),
+    ({}, ["nothing was read for: 'MaxText' in: Nothing is lost, as MaxText has it."]),
+    ({"others": [READ, {**READ, "claim": "as JaxPP"}]}, ["not in the prose: as JaxPP"]),
+    ({"others": [{**READ, "source": ""}]}, ["needs a source: as MaxText has it"]),
+    ({"others": [{**READ, "commit": "main"}]},
+     ["expected a commit of 40 hexadecimal digits, found 'main'"]),
+    ({"others": [{**READ, "release": "1.0"}]},
+     ["needs a commit or a release, and not both: as MaxText has it"]),
+])
+def test_a_sentence_for_which_nothing_was_read_is_found(said, wrong):
+    assert list(unread(PAGE, said)) == wrong
