@@ -8,7 +8,7 @@ from claims import assertions, collapsed, entries, prose, unasserted, unread, un
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {path.stem: path.read_text("utf8") for path in sorted((ROOT / "book").glob("*.md"))
          if path.stem not in ("api", "bibliography")}
-AWAITED = set(PAGES)
+AWAITED = set(PAGES)  # pages whose list is not complete: what it has must be right
 
 PAGE = """---
 kernel: none
@@ -44,16 +44,14 @@ READ = {"claim": "as MaxText has it", "source": "github:a/b c.py:3", "commit": "
 
 @pytest.mark.parametrize("page", PAGES)
 def test_comparisons_stand_on_visible_assertions(page):
-    if page in AWAITED and not entries(ROOT / "book", page).get("comparatives"):
-        pytest.skip("its comparisons are not listed yet")
-    assert list(unasserted(PAGES[page], entries(ROOT / "book", page), PAGES)) == []
+    wrong = unasserted(PAGES[page], entries(ROOT / "book", page), PAGES)
+    assert [each for each in wrong if page not in AWAITED or "stands on nothing" not in each] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_sentences_about_others_code_name_what_was_read(page):
-    if page in AWAITED and not entries(ROOT / "book", page).get("others"):
-        pytest.skip("its sentences about others' code are not listed yet")
-    assert list(unread(PAGES[page], entries(ROOT / "book", page))) == []
+    wrong = unread(PAGES[page], entries(ROOT / "book", page))
+    assert [each for each in wrong if page not in AWAITED or "was read for" not in each] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
