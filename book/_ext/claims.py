@@ -79,17 +79,58 @@ def uncovered(pattern, plain, fragments=()):
 
 
 def assertions(text):
-    """The assertions of a page's visible cells, collapsed: assert, and calls of assert_…()."""
+    """The assertions of a page's visible cells, collapsed: assert, and calls of assert_…().
+
+    A cell that checks the answers of exercises may be folded, as the answers are.
+    """
     found = []
-    for _, code in CELL.findall(text):
-        if FOLDED.match(code):
+    for cell in CELL.finditer(text):
+        if FOLDED.match(cell[2]) and not checks_answers(text, cell):
             continue
-        code = OPTIONS.sub("", code)
+        code = OPTIONS.sub("", cell[2])
         for node in ast.walk(ast.parse(code)):
             if isinstance(node, ast.Assert) or (
                     isinstance(node, ast.Call) and _name(node.func).startswith("assert")):
                 found.append(collapsed(ast.get_source_segment(code, node)))
     return found
+
+
+def checks_answers(text, cell):
+    """Whether a cell, a match of CELL, stands behind the page's exercises."""
+    start = text.find("\n## Exercises")
+    return 0 <= start < cell.start()
+
+
+def typed(code, everything=False):
+    """The assertions of a cell that hold of numbers typed there, whatever the package computes.
+
+    everything: what its f-strings print, too, for cells that compute the answers of exercises.
+    """
+    arithmetic = set()  # names of what follows from numbers that the cell types
+    nodes = [node for node in ast.walk(ast.parse(code)) if hasattr(node, "lineno")]
+    for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset)):
+        if isinstance(node, ast.Assign):
+            names = {each.id for target in node.targets for each in ast.walk(target)
+                     if isinstance(each, ast.Name)}
+            arithmetic = (arithmetic | names if _of_numbers(node.value, arithmetic)
+                          else arithmetic - names)
+        elif isinstance(node, ast.AugAssign):
+            arithmetic -= {_name(node.target)}
+        elif isinstance(node, ast.Assert) or everything and isinstance(node, ast.FormattedValue):
+            value = node.test if isinstance(node, ast.Assert) else node.value
+            if _of_numbers(value, arithmetic):
+                yield collapsed(ast.unparse(node))
+
+
+NUMERIC = {"abs", "round", "sum", "min", "max", "len", "range", "int", "float", "math", "Fraction"}
+
+
+def _of_numbers(node, arithmetic):
+    """Whether an expression is made of typed numbers and names of such, and of nothing else."""
+    names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    numbers = any(isinstance(each, ast.Constant) and isinstance(each.value, (int, float))
+                  for each in ast.walk(node))
+    return bool(numbers or names & arithmetic) and names <= arithmetic | NUMERIC
 
 
 def _name(node):
