@@ -78,21 +78,25 @@ def uncovered(pattern, plain, fragments=()):
             yield Found(found[0], plain[begin:end + 1 if end > 0 else None].strip())
 
 
-def assertions(text):
+def assertions(text, folded=False):
     """The assertions of a page's visible cells, collapsed: assert, and calls of assert_…().
 
-    A cell that checks the answers of exercises may be folded, as the answers are.
+    A cell that checks the answers of exercises may be folded, as the answers are. folded: of the
+    other folded cells instead.
     """
     found = []
     for cell in CELL.finditer(text):
-        if FOLDED.match(cell[2]) and not checks_answers(text, cell):
-            continue
-        code = OPTIONS.sub("", cell[2])
-        for node in ast.walk(ast.parse(code)):
-            if isinstance(node, ast.Assert) or (
-                    isinstance(node, ast.Call) and _name(node.func).startswith("assert")):
-                found.append(collapsed(ast.get_source_segment(code, node)))
+        hidden = bool(FOLDED.match(cell[2])) and not checks_answers(text, cell)
+        if hidden == folded:
+            code = OPTIONS.sub("", cell[2])
+            found += [collapsed(ast.get_source_segment(code, node))
+                      for node in ast.walk(ast.parse(code)) if _asserts(node)]
     return found
+
+
+def _asserts(node):
+    return isinstance(node, ast.Assert) or (
+        isinstance(node, ast.Call) and _name(node.func).startswith("assert"))
 
 
 def checks_answers(text, cell):

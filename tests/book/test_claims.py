@@ -65,6 +65,14 @@ def test_most_comparisons_are_asserted(page):
     assert reasoned <= max(3, len(listed) / 2), f"{reasoned} of {len(listed)} by a reason alone"
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_shows_at_least_as_many_assertions_as_it_folds(page):
+    shown, folded = (len(assertions(PAGES[page], folded)) for folded in (False, True))
+    if page in AWAITED and folded > shown:
+        pytest.skip(f"it folds {folded} and shows {shown}")
+    assert folded <= shown
+
+
 def test_docstrings_about_others_code_name_what_was_read():
     for entry in entries(ROOT / "book", "package").get("others", []):
         assert list(unsourced(entry)) == []
@@ -80,6 +88,9 @@ def test_prose_is_what_a_reader_reads():
     assert prose(PAGE) == ("It takes twice the time, and no longer than the first. "
                            "Nothing is lost, as MaxText has it.")
     assert assertions(PAGE) == ['assert x == ( 2 * 1), "twice"', "assert_allclose(x, 2)"]
+    assert assertions(PAGE, folded=True) == ["assert x < 3"]
+    answers = PAGE.replace("# Twice the title", "\n## Exercises")
+    assert assertions(answers, folded=True) == [] and len(assertions(answers)) == 3
 
 
 @pytest.mark.parametrize("listed, wrong", [

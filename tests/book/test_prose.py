@@ -116,12 +116,6 @@ def test_a_phrase_that_is_replaced_is_found():
     assert replaced("The more bytes a token stands for, the more tokens a model of them needs.") == []
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_a_page_has_ten_words_for_each_line_of_code_that_is_seen(path):
-    found = source(path.read_text("utf8"))
-    assert not found.lines or found.ratio >= 10, f"{found.words} words, {found.lines} lines"
-
-
 def test_folded_code_and_code_in_prose_are_not_counted():
     page = ("---\nkernel: none\n---\n# One two\n\n```{code-cell}\nx = 1\n\ny = 2\n```\n\nthree `four`\n\n"
             "```{code-cell} ipython3\n:tags: [hide-input]\nz = 3\n```\n\n```python\nnot = seen\n```\n")
