@@ -82,7 +82,11 @@ def gathering_backward(axis: str, bidirectional: bool, kept: tuple, gradients: l
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def scattering(h: Piece, w: Weight, axis: str, bidirectional: bool):
     """h times w, summed and scattered."""
-    return summed(lambda at: times(of(h, at, axis), w), axis, bidirectional)
+    return scattering_forward(h, w, axis, bidirectional)[0]
+
+
+def scattering_forward(h: Piece, w: Weight, axis: str, bidirectional: bool):
+    return summed(lambda at: times(of(h, at, axis), w), axis, bidirectional), (h, w)
 
 
 def scattering_backward(axis: str, bidirectional: bool, kept: tuple, dy: Piece):
@@ -92,8 +96,10 @@ def scattering_backward(axis: str, bidirectional: bool, kept: tuple, dy: Piece):
     return dh, of_weight(h, put_together(pieces, whose))
 
 
+# A checkpoint's policy sees the products of a forward rule only where they stand in it: one that
+# calls the custom_vjp again would hide them, and what "products" keeps would be done twice.
 gathering.defvjp(gathering_forward, gathering_backward)
-scattering.defvjp(lambda h, w, *how: (scattering(h, w, *how), (h, w)), scattering_backward)
+scattering.defvjp(scattering_forward, scattering_backward)
 
 
 def arriving(x: Piece, axis: str, bidirectional: bool = False):

@@ -12,7 +12,7 @@ from meshbook.hlo import module
 from meshbook.parallel.overlap import all_gather_matmul, matmul_reduce_scatter, put_together
 from meshbook.sharding import make_mesh, reduced, shard_map_over_the_rest
 
-B, T, D, F = 4, 16, 6, 24
+B, T, D, F = 4, 120, 6, 120
 RANDOM = np.random.default_rng(0)
 X, W, V = (RANDOM.normal(size=shape).astype(np.float32) for shape in ((B, T, D), (D, F), (F, D)))
 TARGET = RANDOM.normal(size=(B, T, D)).astype(np.float32)
@@ -51,20 +51,20 @@ def compiled(n, way, dtype="float32"):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
 def test_loss_and_gradients_are_those_of_one_device_and_nothing_is_done_twice(n, way):
     program, given, mesh = compiled(n, way)
     expected = jax.value_and_grad(plain, (0, 1, 2))(X, W, V)
     for one, other in zip(jax.tree.leaves(program(*given)), jax.tree.leaves(expected)):
         assert np.linalg.norm(one - other) <= 1e-6 * np.linalg.norm(other)
-    assert proofs.work(program) * 8 == 3 * 2 * 2 * B * T * D * F
+    assert proofs.work(program) * mesh.size == 3 * 2 * 2 * B * T * D * F
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
 def test_four_times_all_pieces_but_the_own_are_sent(n, way):
     program, _, mesh = compiled(n, way)
-    u = B * n // 8 * T * D * 4  # of all tokens of a device's examples
+    u = B // mesh.shape["batch"] * T * D * 4  # of all tokens of a device's examples
     moved = proofs.collectives(program, mesh)
     if way == "plain":
         assert moved["all-gather", ("model",)] == (2, 2 * u)
@@ -72,7 +72,8 @@ def test_four_times_all_pieces_but_the_own_are_sent(n, way):
     else:
         assert moved["collective-permute", ("model",)] == (4 * (n - 1), 4 * (n - 1) * u // n)
     small = moved["all-reduce", ("model",)].bytes if ("all-reduce", ("model",)) in moved else 0
-    assert moved.wire("model") - small * 2 * (n - 1) / n == 4 * (n - 1) * u / n
+    ours = moved.wire("model") - small * 2 * (n - 1) / n
+    assert ours == pytest.approx(4 * (n - 1) * u / n, rel=1e-9)
 
 
 def longest_chain(program):
@@ -132,7 +133,7 @@ def test_bfloat16_stays_bfloat16(way):
 
 def test_pieces_are_joined_in_any_order():
     places = [2, 0, 3, 1]
-    pieces = [jnp.asarray(X[:, 4 * at:4 * at + 4]) for at in places]
+    pieces = [jnp.asarray(X[:, 30 * at:30 * at + 30]) for at in places]
     np.testing.assert_array_equal(put_together(pieces, places), X)
 
 
@@ -141,4 +142,4 @@ def test_a_weight_gradient_is_one_matmul():
     program, *_ = compiled(4, "ring")
     shapes = [each.shape.dims for computation in module.parse(program).computations.values()
               for each in computation.instructions.values() if each.opcode == "dot"]
-    assert (D, F // 4) == (6, 6) and shapes.count((6, 6)) == 2  # of both weights
+    assert shapes.count((D, F // 4)) == shapes.count((F // 4, D)) == 1

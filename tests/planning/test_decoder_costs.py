@@ -11,9 +11,11 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from meshbook import proofs
+from meshbook.hlo.collectives import Traffic
 from meshbook.models.decoder import Decoder, DecoderConfig
 from meshbook.models.decoder_config import POLICIES
 from meshbook.models.losses import language_loss
+from meshbook.parallel import overlap, sequence
 from meshbook.planning.decoder_costs import (
     PRESETS, decoder_parameters, decoder_step_flops, decoder_step_traffic, layer_parameters, stacked_leaves
 )
@@ -28,6 +30,7 @@ CONFIGS = {
     "latent, no biases": dataclasses.replace(SMALL, latent=8, rotary=10, gated=False),
     "latent, no rotary": dataclasses.replace(SMALL, latent=16),
 }
+RULES = PRESETS | {"in rings": functools.partial(Sharding.sequence_parallel, overlapped=True)}
 
 
 @functools.cache
@@ -36,7 +39,7 @@ def step(name, preset, shape, rows=8, clip=False, optimizer=optax.sgd(0.1), comp
     """(config, state, batch, compiled step or None) of a decoder, all but the last as shapes."""
     config = dataclasses.replace(CONFIGS[name], **changes)
     optimizer = optax.chain(clipped(1.0), optimizer) if clip else optimizer
-    rules, mesh = PRESETS.get(preset, Sharding.none)(), make_mesh(shape)
+    rules, mesh = RULES.get(preset, Sharding.none)(), make_mesh(shape)
     state = abstract_state(lambda: Decoder(config, rules, rngs=nnx.Rngs(0)), optimizer, mesh,
                            loss=language_loss)
     tokens = jax.ShapeDtypeStruct((rows, config.tokens), np.int32,
@@ -84,6 +87,28 @@ def test_parameters_work_and_bytes_are_those_of_the_program(name, preset, shape,
     traffic = decoder_step_traffic(config, state.program.mesh, batch, preset,
                                    clipped=changes.get("clip", False))
     proofs.assert_communicates(program, state.program.mesh, traffic)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("ways, rings", [
+    (2, "one way"), (3, "none"), (3, "one way"), (3, "both ways"), (4, "both ways"),
+    (5, "one way"), (5, "both ways")])
+def test_whatever_is_kept_rings_do_no_more_work_and_send_no_more(policy, ways, rings, monkeypatch):
+    for function in (overlap.all_gather_matmul, overlap.matmul_reduce_scatter):
+        monkeypatch.setattr(sequence, function.__name__, functools.partial(
+            function, bidirectional=rings == "both ways"))
+    sizes = dict(vocabulary=128 * ways, tokens=4 * ways, embed=16 * ways, hidden=32 * ways,
+                 heads=2 * ways, remat=policy)
+    batch, shape = 2, (1 if ways == 5 else 2, ways)
+    config, state, _, program = step.__wrapped__(
+        "plain", "sequence_parallel" if rings == "none" else "in rings", shape, batch, **sizes)
+    done = decoder_step_flops(config, batch, ways, "sequence_parallel")
+    proofs.assert_divided(program, math.prod(shape), *done, rtol=1e-9)
+    expected = Traffic(decoder_step_traffic(
+        config, state.program.mesh, batch, "sequence_parallel"), state.program.mesh.shape)
+    found = proofs.collectives(program, state.program.mesh)
+    assert found.wire("model") == pytest.approx(expected.wire("model"), rel=1e-9)
+    assert (("collective-permute", ("model",)) in found) == (rings != "none")
 
 
 def test_under_tensor_parallelism_latents_are_made_by_every_device():
