@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from meshbook.drawing import svg
 
 WIDE, HIGH, BOX = 396.0, 20.0, 26.0  # of all, of a row of boxes, of a box at most: pixels
+AIR = 2.0  # at least, beside the words of a box
 
 
 def draw_strips(rows: Mapping[str, Sequence[tuple[str, str]]], states: Mapping[str, str | None],
@@ -46,7 +47,7 @@ def _box(x, y, wide, words, state, colour):
     box = (svg.rectangle(x + 0.5, y, wide - 1.5, HIGH, fill=colour, rx=2, **place) if colour
            else svg.rectangle(x + 1, y + 0.5, wide - 2.5, HIGH - 1, stroke="currentColor", rx=2,
                               stroke_opacity=0.55, **place))
-    if not words or svg.text_width(words, 10) > wide:
+    if not words or svg.text_width(words, 10) + AIR > wide:
         return box
     fill = {"fill": svg.ink(colour)} if colour else {}
     return box + svg.text(x + wide / 2, y + 14, words, 10, **fill)

@@ -36,6 +36,17 @@ def test_the_words_are_in_the_box_or_left_out_and_the_alt_text_counts():
     assert mixed.alt == "One row. 4 read, 4 not read, mixed"
 
 
+@pytest.mark.parametrize("count", [2, 10, 15, 20, 30, 60])
+@pytest.mark.parametrize("digits", [1, 2, 3])
+def test_the_words_of_neighbours_never_touch(count, digits):
+    picture = draw_strips({"": [("8" * digits, "read")] * count}, STATES, "One row.")
+    places = [float(node.attrib["x"]) for node in ElementTree.fromstring(picture.html).iter()
+              if node.text == "8" * digits]
+    assert len(places) in (0, count)
+    wide = 6.0 * digits  # of a line of this size
+    assert all(b - a >= wide + 1.9 for a, b in zip(places, places[1:], strict=False))
+
+
 @pytest.mark.parametrize("rows", [{}, {"a": []}, {"a": [("x", "lost")]}])
 def test_no_boxes_and_unknown_states_are_refused(rows):
     with pytest.raises(ValueError, match="expected boxes with states of read, not read"):
