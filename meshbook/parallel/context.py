@@ -106,7 +106,8 @@ def with_gather(context: Context, q: Queries, k: Keys, v: Values, segments_BT: S
 
 def all_keys(context: Context, q: Queries, k: Keys, v: Values, segments_BT: Segments):
     """Queries of this device, keys and values of all, in blocks, and the pairs that meet."""
-    tokens, (q, me) = context.tokens(q.shape[1]), with_number(q, context.axis)
+    tokens = context.tokens(q.shape[1])
+    q, me = with_number(q, context.axis, tokens)
     k, v = (jax.lax.all_gather(x, context.axis, axis=1, tiled=True) for x in (k, v))
     n, m = tokens.ways, tokens.chunks * tokens.in_chunk
     places = jnp.concatenate([tokens.places(whose) for whose in range(n)])

@@ -35,7 +35,7 @@ def ring_forward(q_BtHK: Float[Array, "B t H K"], k_BtGK: Float[Array, "B t G K"
     all tokens, in the order in which they lie. Returns (B, t, H, V) and, float32, (B, t, H): the
     logarithm of the sum of each softmax. n - 1 permutes of k, and as many of v.
     """
-    q_BtHK, me = with_number(q_BtHK, axis)
+    q_BtHK, me = with_number(q_BtHK, axis, tokens)
     queries = of_queries(q_BtHK, k_BtGK.shape[2], segments_BT, tokens, me)
 
     def look(carried, kept, whose, pairs):
@@ -90,7 +90,7 @@ def ring_backward(q_BtHK: Float[Array, "B t H K"], k_BtGK: Float[Array, "B t G K
     and come home with the last of n - 1 permutes, in float32. What a device adds to its own never
     leaves it. Sums are on their way, too, while a turn works: it adds to those that arrive.
     """
-    (dy_BtHV, me), G = with_number(dy_BtHV, axis), k_BtGK.shape[2]
+    (dy_BtHV, me), G = with_number(dy_BtHV, axis, tokens), k_BtGK.shape[2]
     queries = of_queries(q_BtHK, G, segments_BT, tokens, me)
     of_query = of_each_query(y_BtHV, log_sum_BtH, dy_BtHV, G, tokens)
 
@@ -118,13 +118,15 @@ def ring_backward(q_BtHK: Float[Array, "B t H K"], k_BtGK: Float[Array, "B t G K
     return dq_BtHK.astype(q_BtHK.dtype), dk.astype(k_BtGK.dtype), dv.astype(v_BtGV.dtype)
 
 
-def with_number(x: Float[Array, "..."], axis: str):
-    """x, and the number of this device as if it were made of x.
+def with_number(x: Float[Array, "..."], axis: str, tokens: Tokens):
+    """x, and this device's number among those that share a sequence, as if it were made of x.
 
     Masks are made of it. If they depended on nothing that has a gradient, JAX would make those of
     all blocks in front of a loop of layers: as many numbers as there are scores.
     """
-    return jax.lax.optimization_barrier((x, jax.lax.axis_index(axis)))
+    # Where each device has all tokens, as in Ulysses, tokens.ways is 1 and each is number 0: with
+    # its number on the axis its tokens would stand behind the filling of the last block, and see it.
+    return jax.lax.optimization_barrier((x, jax.lax.axis_index(axis) % tokens.ways))
 
 
 def of_queries(q_BtHK: Float[Array, "B t H K"], groups: int, segments_BT: Segments, tokens: Tokens,
