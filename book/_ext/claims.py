@@ -95,8 +95,10 @@ def assertions(text, folded=False):
 
 
 def _asserts(node):
-    return isinstance(node, ast.Assert) or (
-        isinstance(node, ast.Call) and _name(node.func).startswith("assert"))
+    """assert, a call of assert_…(), or a block or call that has to raise an error."""
+    name = _name(node.func) if isinstance(node, ast.Call) else ""
+    return (isinstance(node, ast.Assert) or name.startswith("assert")
+            or name in ("expect", "refused"))
 
 
 def checks_answers(text, cell):
