@@ -31,7 +31,7 @@ from meshbook.data import images, shards, tokens
 from meshbook.data.named import load_named
 from meshbook.hosts import places, replicas
 from meshbook.models import MiniGPT, MiniGPTConfig, ViT, ViTConfig, as_text, stream
-from meshbook.models.balanced_loss import balanced_loss
+from meshbook.models.balanced_loss import balanced, balanced_loss
 from meshbook.models.decoder import Decoder, DecoderConfig
 from meshbook.models.expert_layers import JAXFORMER, ExpertSizes
 from meshbook.models.losses import language_loss
@@ -69,6 +69,7 @@ class Config:
     final: float = 0.0
     decay: float = 0.05
     clip: float = 1.0  # the largest norm of a gradient
+    bias_rate: float = 1e-3  # of the bias that balances: --model.experts.biased
     validate_every: int = 100
     validation_batches: int = 10
     save_every: int = 250
@@ -132,7 +133,8 @@ def parts(config: Config, axes: dict[str, int]):
         rules = replace(rules.also(activations={"T": "context"}), context=context.Context("gather"))
     staged = axes.get("stage", 1) > 1
     loss = language_loss if config.is_text else loss_and_metrics
-    loss = balanced_loss if getattr(config.model, "experts", None) else loss
+    experts = getattr(config.model, "experts", None)
+    loss = balanced_loss if experts else loss
     if staged:
         rules = rules.in_stages()
         loss = pipelined(SCHEDULES[config.schedule], config.microbatches)
@@ -141,8 +143,11 @@ def parts(config: Config, axes: dict[str, int]):
     rate = optax.warmup_cosine_decay_schedule(
         0, config.peak, config.warmup, config.steps, config.final)
     adamw = optax.adamw(rate, b2=0.99, weight_decay=config.decay, mask=decayed)
+    optimizer = optax.chain(clipped(config.clip), adamw)
+    if experts and experts.biased:  # neither norm nor moments see the loads
+        optimizer = balanced(optimizer, config.bias_rate)
     make = lambda: MODELS[type(config.model)](config.model, rules, rngs=nnx.Rngs(config.seed))
-    return dict(make_model=make, optimizer=optax.chain(clipped(config.clip), adamw), loss=loss,
+    return dict(make_model=make, optimizer=optimizer, loss=loss,
                 rows=axes_of(rules.activations["B"]) or "batch")
 
 

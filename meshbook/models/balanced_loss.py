@@ -33,9 +33,12 @@ def balanced_loss(params: Any, program: Program, batch: Mapping[str, Array | np.
 
     A `loss` for meshbook.training like language_loss, for decoders with experts. Metrics: loss, the
     cross-entropy alone; accuracy; balance, the mean over layers of routing.balance_loss; dropped,
-    the share of choices without a slot.
+    the share of choices without a slot. Raises ValueError where a bias would be trained by an
+    optimizer that is not `balanced`.
     """
     model, given = model_and_inputs(params, program, batch, key)
+    if key is not None:
+        check_balanced(model, program)
     hidden_BTD, loads = model.hidden_and_loads(*given)
     loss, metrics = loss_of(hidden_BTD, model, program, batch)
     added = model.config.experts.auxiliary * loads.balance.sum()
@@ -96,10 +99,28 @@ def biases_of(model: Any):
     return model.layers[-1].experts.b_choice_C[...]
 
 
+class Balanced(optax.GradientTransformation):
+    """An optimizer that knows that a bias's gradient is loads: see `balanced`."""
+
+
+def check_balanced(model: Any, program: Program):
+    """ValueError for a model with biases whose loads some optimizer would take for gradients.
+
+    They are hundreds: they would be most of the global norm, so that clipping leaves nothing of
+    the gradients, and moments of Adam would move all biases alike.
+    """
+    sizes = getattr(model.config, "experts", None)
+    if sizes and sizes.biased and not isinstance(program.optimizer, Balanced):
+        raise ValueError("the experts' biases are moved by their loads, not by gradients: expected "
+                         "an optimizer of meshbook.models.balanced_loss.balanced(optimizer), "
+                         "around everything else; found another")
+
+
 def balanced(optimizer: optax.GradientTransformation, rate: float = 1e-3):
     """An optimizer that leaves the experts' biases to routing.update_bias, at this rate.
 
-    What it is given as their gradient are loads (L, E); the optimizer itself sees zeros there.
+    What it is given as their gradient are loads (L, E); the optimizer itself sees zeros there, and
+    so does everything in it: a clipping's norm, Adam's moments. It goes around all of a chain.
     """
     def moved(path, update, loads_LE):
         if not is_bias(path):
@@ -112,7 +133,7 @@ def balanced(optimizer: optax.GradientTransformation, rate: float = 1e-3):
         updates, state = optimizer.update(rest, state, params)
         return jax.tree_util.tree_map_with_path(moved, updates, gradients), state
 
-    return optax.GradientTransformation(optimizer.init, update)
+    return Balanced(optimizer.init, update)
 
 
 def is_bias(path: tuple):

@@ -158,14 +158,16 @@ class Decoder(nnx.Module):
     def empty_cache(self, rows: int):
         """The cache of a batch of texts before anything was read.
 
-        For each layer of a period a tuple of arrays (L / period, B, W, ...): keys and values, or
-        latents and the turned part.
+        For each layer of a period two trees of arrays (L / period, B, W, ...): keys and values, or
+        latents and the turned part; and, of experts with a capacity, what each token chose.
         """
         count, spec = self.config.layers // self.config.period, self.sharding.activation
-        zeros = lambda letters, shape: jnp.zeros(
-            (count, rows, self.config.tokens, *shape), self.config.dtype,
-            out_sharding=spec("LBT" + letters))
-        return [layer.attention.cache(zeros) for layer in self.layers]
+
+        def zeros(letters, shape, dtype=self.config.dtype):
+            shape = count, rows, self.config.tokens, *shape
+            return jnp.zeros(shape, dtype, out_sharding=spec("LBT" + letters))
+
+        return [layer.cache(zeros) for layer in self.layers]
 
     def extend(self, tokens_BT: Ids, cache: list, column: int | Array, first_B: Int[Array, "B"]):
         """Hidden states of tokens that follow cached ones: ((B, T, D), new cache).
@@ -180,7 +182,6 @@ class Decoder(nnx.Module):
         positions_BT, sees_BTW = positions_and_seen(
             tokens_BT.shape[1], self.config.tokens, column, first_B)
         turned = self.angles(positions_BT)
-        single = tokens_BT.shape[1] == 1  # for many queries keys and values are less work
 
         def put(old, new):
             new = jax.reshard(new, jax.typeof(old).sharding.spec)  # no longer `reduced`
@@ -189,10 +190,8 @@ class Decoder(nnx.Module):
         def turn(x_BTD, layers, cache):
             written = []
             for layer, old in zip(layers, cache, strict=True):
-                queries, new = layer.read(x_BTD, turned)
-                written.append(jax.tree.map(put, old, new))
-                y_BTD = layer.attention.look(queries, written[-1], sees_BTW, absorbed=single)
-                x_BTD = layer.add(x_BTD, y_BTD)
+                x_BTD, new = layer.extend(x_BTD, old, put, column, first_B, turned, sees_BTW)
+                written.append(new)
             return x_BTD, written
 
         x_BTD, cache = self.each_period(turn, self.embed(tokens_BT), cache)

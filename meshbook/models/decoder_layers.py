@@ -8,13 +8,14 @@ Sources: Zhang and Sennrich 2019 (RMSNorm); Shazeer 2020 (SwiGLU).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.nn import initializers as init
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from meshbook.models.expert_layers import Experts
 from meshbook.models.heads import (
@@ -95,12 +96,34 @@ class DecoderLayer(nnx.Module):
         """Queries of x, and what is kept of it: see heads."""
         return self.attention.read(self.norm1(x_BTD), angles_BTk if self.has_positions else None)
 
-    def add(self, x_BTD: Hidden, y_BTD: Hidden, key: jax.Array | None = None):
-        """What follows the attention: its sum with x, and the MLP's."""
-        return self.add_with_loads(x_BTD, y_BTD, key)[0]
+    def cache(self, zeros: Callable):
+        """What is kept of a text that was not read: the attention's part and the experts'."""
+        return self.attention.cache(zeros), self.experts and self.experts.cache(zeros)
 
-    def add_with_loads(self, x_BTD: Hidden, y_BTD: Hidden, key: jax.Array | None = None):
-        """The same, and the Loads of experts; an MLP beside them is an expert that all share."""
+    def extend(self, x_BTD: Hidden, cache: tuple, put: Callable, column: int | jax.Array,
+               first_B: Int[Array, "B"], angles_BTk: Angles, sees_BTW: Sees):
+        """The layer of tokens that follow cached ones: ((B, T, D), the cache with theirs).
+
+        put(old, new): what was kept with new in `column` and those after it; a row begins in its
+        first_B. sees_BTW: which columns a token looks at.
+        """
+        kept, chosen = cache
+        queries, new = self.read(x_BTD, angles_BTk)
+        kept = jax.tree.map(put, kept, new)
+        absorbed = x_BTD.shape[1] == 1  # for many queries keys and values are less work
+        y_BTD = self.attention.look(queries, kept, sees_BTW, absorbed=absorbed)
+        use = self.experts and partial(self.experts.extend, cached_BWA=chosen, put=put,
+                                       column=column, first_B=first_B)
+        x_BTD, chosen = self.add_with_loads(x_BTD, y_BTD, use=use)
+        return x_BTD, (kept, chosen)
+
+    def add_with_loads(self, x_BTD: Hidden, y_BTD: Hidden, key: jax.Array | None = None,
+                       use: Callable | None = None):
+        """What follows the attention: its sum with x, and the MLP's; and the Loads of experts.
+
+        An MLP beside experts is an expert that all share. use: of the experts, in place of a pass
+        over whole rows; it returns something in place of Loads.
+        """
         first, second = keys_for(key, 2)
         x_BTD, loads = x_BTD + dropped(y_BTD, self.rate, first), None
         normed_BTD = self.norm2(x_BTD)
@@ -108,7 +131,7 @@ class DecoderLayer(nnx.Module):
             y_BTD = None if self.mlp is None else self.mlp(normed_BTD)
         if self.experts is not None:
             with jax.named_scope("experts"):
-                found_BTD, loads = self.experts(normed_BTD)
+                found_BTD, loads = (use or self.experts)(normed_BTD)
             y_BTD = found_BTD if y_BTD is None else found_BTD + y_BTD
         return x_BTD + dropped(y_BTD, self.rate, second), loads
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.nn import initializers as init
+from jaxtyping import Array, Int
 
 from meshbook.models.heads import biases, multiplied, uniform
 from meshbook.models.text_models import Hidden
@@ -89,21 +90,64 @@ class Experts(nnx.Module):
 
     def __call__(self, x_BTD: Hidden):
         sizes, found = self.sizes, self.route(x_BTD)
-        weights = {"EDSF": self.w_in_EDSF, "EFD": self.w_out_EFD,
-                   "ESF": self.b_in_ESF, "ED": self.b_out_ED}
-        weights = {letters: w[...] for letters, w in weights.items() if w is not None}
-        chosen = found.experts_BTA
-        if sizes.capacity:
-            C = routing.capacity(sizes.capacity, self.window, sizes.active, sizes.count)
+        chosen = kept = found.experts_BTA
+        if C := self.capacity:
             slots_BTA = routing.slots_of(chosen, sizes.count, C)
-            y_BTD = expert_parallel(self.sharding, x_BTD, slots_BTA, found.gates_BTA, weights, C)
+            y_BTD = expert_parallel(
+                self.sharding, x_BTD, slots_BTA, found.gates_BTA, self.weights, C)
             kept = slots_BTA // C
         else:
-            kept = chosen
-            y_BTD = dropless(self.sharding, x_BTD, chosen, found.gates_BTA, weights, sizes.block)
+            y_BTD = dropless(
+                self.sharding, x_BTD, chosen, found.gates_BTA, self.weights, sizes.block)
         axes = self.manual_axes
         before_E, after_E = (routing.loads(each, sizes.count, axes) for each in (chosen, kept))
         return y_BTD, Loads(before_E, after_E, routing.balance_loss(found, axes))
+
+    def extend(self, x_BTD: Hidden, cached_BWA: Int[Array, "B W A"] | None,
+               put: Callable, column: int | jax.Array, first_B: Int[Array, "B"]):
+        """The same of tokens that follow cached ones: ((B, T, D), the cache with theirs).
+
+        cached_BWA: the experts that the token in each column of the window chose; put, column and
+        first_B: as of `DecoderLayer.extend`. Slots are counted over a row's columns from first_B
+        on, as in one pass over the whole text. What stands before them is padding, which chooses no
+        expert and takes no slot.
+        """
+        E, T, found = self.sizes.count, x_BTD.shape[1], self.route(x_BTD)
+        is_text_BT = column + jnp.arange(T) >= first_B[:, None]
+        chosen_BTA = jnp.where(is_text_BT[..., None], found.experts_BTA, E)
+        if cached_BWA is None:
+            return dropless(self.sharding, x_BTD, chosen_BTA, found.gates_BTA, self.weights,
+                            self.sizes.block), None
+        cached_BWA = put(cached_BWA, chosen_BTA)
+        slots_BWA = routing.slots_of(cached_BWA, E, self.capacity)
+        slots_BTA = jax.lax.dynamic_slice_in_dim(slots_BWA, column, T, 1)
+        kept_BTA = jnp.where(slots_BTA < E * self.capacity, chosen_BTA, E)
+        C = min(self.capacity, T)  # no expert has more of T tokens
+        slots_BTA = routing.slots_of(kept_BTA, E, C)
+        y_BTD = expert_parallel(
+            self.sharding, x_BTD, slots_BTA, found.gates_BTA, self.weights, C)
+        return y_BTD, cached_BWA
+
+    def cache(self, zeros: Callable):
+        """The choices of a text that was not read, by zeros(letters, shape, dtype): (B, W, A).
+
+        None without a capacity: then a token's result depends on no other token's choice.
+        """
+        return zeros("", (self.sizes.active,), jnp.int32) if self.capacity else None
+
+    @property
+    def capacity(self):
+        """C, the slots of an expert for a window; 0 if there is no limit."""
+        sizes = self.sizes
+        return sizes.capacity and routing.capacity(
+            sizes.capacity, self.window, sizes.active, sizes.count)
+
+    @property
+    def weights(self):
+        """The experts' parameters by their letters, as `expert_parallel` has them."""
+        weights = {"EDSF": self.w_in_EDSF, "EFD": self.w_out_EFD,
+                   "ESF": self.b_in_ESF, "ED": self.b_out_ED}
+        return {letters: w[...] for letters, w in weights.items() if w is not None}
 
     @property
     def manual_axes(self):

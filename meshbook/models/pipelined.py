@@ -17,7 +17,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from meshbook.models.balanced_loss import charged, costs_of
+from meshbook.models.balanced_loss import charged, check_balanced, costs_of
 from meshbook.models.decoder import Decoder
 from meshbook.models.layers import keys_for
 from meshbook.models.losses import CHUNK, sums_and_gradients
@@ -46,6 +46,8 @@ def pipelined(schedule: Callable, microbatches: int, axis: str = "stage"):
 
     def mean_loss(params, program, batch, key=None):
         check_stages(program, axis)
+        if key is not None:
+            check_balanced(nnx.merge(program.graph, program.variables), program)
         cut = {name: in_parts(name, x, microbatches) for name, x in batch.items()}
         keys = None if key is None else jax.random.split(key, microbatches)
 

@@ -2,9 +2,11 @@
 
 A router gives every token a score for each of E experts. The token goes to the A experts with the
 highest scores, its active ones. With a capacity each expert has C slots for each row, and they are
-filled in the order of the row's tokens: whether a token has a slot depends on the tokens before it
-in its own row, and on nothing else. So no later token changes what an earlier one becomes, and no
-mesh, batch size or other row changes anything.
+filled in the order of the row's tokens: whether a token has a slot depends on what the tokens
+before it in its own row chose, those of documents before its own included, and on nothing else. So
+no later token and no other row takes a slot. Two programs, of two meshes or batch sizes, round
+their numbers differently; where that makes another expert the better one by a hair, a token goes
+there. A choice that is no expert, as padding has, takes no slot.
 
 Sources: Shazeer et al. 2017 (top-k gates); Lepikhin et al. 2021, "GShard" (capacity); Fedus et al.
 2022, "Switch transformers" (the loss of balance); Wang et al. 2024, "Auxiliary-loss-free load
@@ -89,7 +91,7 @@ def capacity(factor: int | float, tokens: int, active: int, experts: int):
 def slots_of(experts_BTA: Int[Array | np.ndarray, "B T A"], experts: int, capacity: int):
     """The slot of each choice, (B, T, A): e·C + place in expert e's slots for this row, or E·C.
 
-    experts: E; capacity: C. Choices of a row take places in the order of its tokens. E·C, which no
+    experts: E; capacity: C. A choice of E is none, and takes no place. Choices of a row take places in the order of its tokens. E·C, which no
     slot has, is for a choice that is dropped, because the C places were taken by earlier tokens.
     Slots over C are experts, as `loads` counts them. Raises ValueError for a capacity below 1.
     """

@@ -10,7 +10,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from meshbook.models.balanced_loss import balanced_loss
+from meshbook.models.balanced_loss import balanced, balanced_loss
 from meshbook.models.decoder import Decoder, DecoderConfig
 from meshbook.models.losses import language_loss
 from meshbook.models.pipelined import pipelined
@@ -50,9 +50,11 @@ def plan_program(config: DecoderConfig, plan: Plan, rows: int, mesh: Mesh,
     """
     config, rules = dataclasses.replace(config, remat=plan.remat), plan_rules(plan)
     across = ("batch", "expert") if plan.expert > 1 else "batch"
-    state = abstract_state(lambda: Decoder(config, rules, rngs=nnx.Rngs(0)),
-                           optimizer or optax.sgd(0.1), mesh, as_it_is, plan_loss(config, plan),
-                           rows=across)
+    optimizer = optimizer or optax.sgd(0.1)
+    if config.experts and config.experts.biased:
+        optimizer = balanced(optimizer)
+    state = abstract_state(lambda: Decoder(config, rules, rngs=nnx.Rngs(0)), optimizer, mesh,
+                           as_it_is, plan_loss(config, plan), rows=across)
     ids = jax.ShapeDtypeStruct((rows, config.tokens), jnp.int32,
                                sharding=NamedSharding(mesh, P(across)))
     return (train_step, state, dict.fromkeys(names, ids),

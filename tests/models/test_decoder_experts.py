@@ -22,7 +22,7 @@ from meshbook.planning.expert_costs import (
     one_hot_flops
 )
 from meshbook.sharding import Sharding, make_mesh
-from meshbook.training import compile_step, create_state, run
+from meshbook.training import clipped, compile_step, create_state, mean_metrics, run
 
 E, A = 8, 2
 SIZES = ExpertSizes(E, A, shared=32, capacity=1.25, auxiliary=0.1, block=8)
@@ -178,6 +178,35 @@ def test_an_optimizer_sees_no_gradient_of_a_bias():
     np.testing.assert_array_equal(updates["experts"][BIAS],
                                   [[-0.5, 0.5, 0, 0], [0.5, 0.5, 0.5, -0.5]])
     np.testing.assert_allclose(updates["experts"]["w_in_EF"], -1e-2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", [
+    optax.adamw(1e-3), optax.chain(clipped(1.0), balanced(optax.adamw(1e-3)))], ids=["none", "in"])
+def test_an_optimizer_that_would_take_loads_for_gradients_is_refused(optimizer):
+    """Also where only a part of it is balanced: a norm is of all that it is given."""
+    state = create_state(lambda: Decoder(CONFIGS["biased"], Sharding.none(), rngs=nnx.Rngs(0)),
+                         optimizer, make_mesh((1, 1, 1), AXES), loss=balanced_loss, rows=ROWS)
+    with pytest.raises(ValueError, match="around everything else; found another"):
+        compile_step(state, state.program.place(BATCHES[0]), KEY)
+    assert mean_metrics(state, BATCHES[:1])["balance"] > 0  # to be evaluated it needs none
+
+
+def test_loads_are_in_no_norm():
+    """The norm of the gradient is that of a model without biases, and clips as much."""
+    found = {}
+    for biased in True, False:
+        sizes = dataclasses.replace(CONFIGS["biased"].experts, biased=biased)
+        config = dataclasses.replace(CONFIGS["biased"], experts=sizes)
+        state = create_state(lambda: Decoder(config, Sharding.none(), rngs=nnx.Rngs(0)),
+                             balanced(optax.chain(clipped(0.1), optax.sgd(0.1))),
+                             make_mesh((1, 1, 1), AXES), loss=balanced_loss, rows=ROWS)
+        program = compile_step(state, state.program.place(BATCHES[0]), KEY)
+        state, _ = program(state, state.program.place(BATCHES[0]), KEY)
+        found[biased] = float(state.opt_state["0"]["gradient_norm"]), jax.device_get(state.params)
+    (one, params), (other, without) = found.values()
+    assert one == pytest.approx(other, rel=1e-6) and one > 0.1
+    params["layers"]["1"]["experts"].pop(BIAS)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, without)
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 1), (4, 2, 1), (2, 2, 2)])

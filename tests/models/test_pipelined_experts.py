@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from meshbook import proofs
-from meshbook.models.balanced_loss import balanced_loss
+from meshbook.models.balanced_loss import Balanced, balanced_loss
 from meshbook.models.decoder import Decoder, DecoderConfig
 from meshbook.models.expert_layers import ExpertSizes
 from meshbook.models.pipelined import pipelined
@@ -38,8 +38,10 @@ def batch_of(rows=16):
 
 
 def state_of(config, rules, shape, loss):
+    """A state that keeps what an optimizer is given: loads, where there is a bias."""
     return create_state(lambda: Decoder(config, rules, rngs=nnx.Rngs(0)),
-                        optax.sgd(0.1, momentum=0.0), make_mesh(shape, AXES), loss=loss, rows=ROWS)
+                        Balanced(*optax.sgd(0.1, momentum=0.0)), make_mesh(shape, AXES), loss=loss,
+                        rows=ROWS)
 
 
 def mean_loss(*given):
@@ -111,4 +113,12 @@ def test_batches_that_are_split_otherwise_than_the_rules_say_are_refused():
                          loss=pipelined(gpipe, PARTS))
     with pytest.raises(ValueError, match="over batch, expert, and batches are split over batch: "
                                          "expected create_state"):
+        compile_step(state, state.program.place(batch_of()), KEY)
+
+
+def test_a_bias_that_would_be_trained_by_its_loads_is_refused():
+    config = dataclasses.replace(SMALL, experts=BIASED)
+    state = create_state(lambda: Decoder(config, RULES, rngs=nnx.Rngs(0)), optax.adamw(1e-3),
+                         make_mesh((1, 2, 2, 2), AXES), loss=pipelined(gpipe, PARTS), rows=ROWS)
+    with pytest.raises(ValueError, match="moved by their loads, not by gradients"):
         compile_step(state, state.program.place(batch_of()), KEY)

@@ -61,6 +61,18 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
     assert "to go on: --run run" in capsys.readouterr().out
 
 
+def test_a_bias_balances_and_ruins_nothing(tmp_path):
+    """As a reader asks for it: --model.experts.biased, beside the same run without."""
+    command = "jaxformer-laptop " + EXPERTS.replace("--steps 6", "--steps 40").replace(
+        "--validate-every 3", "--validate-every 40") + "--mesh data=1 --peak 1e-2 --sample 0 "
+    plain = run(command, tmp_path, "plain")
+    biased = run(command + "--model.experts.biased --bias-rate 0.01", tmp_path, "biased")
+    last = lambda metrics, name: metrics[f"validation_{name}"][-1]
+    assert last(biased, "balance") < last(plain, "balance")
+    assert last(biased, "dropped") < last(plain, "dropped")
+    assert last(biased, "loss") < last(plain, "loss") + 0.1
+
+
 def test_steps_are_traced_when_somebody_asks(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "profile").touch()
