@@ -175,11 +175,27 @@ def gpt_step_flops(config: MiniGPTConfig, rows: int):
     of the padding. Attention counts whole, though the mask throws half of it
     away.
     """
-    T, D, F = config.tokens, config.embed, config.hidden
-    block = T * (8 * D * D + 4 * D * F) + 4 * T * T * D
-    blocks, head = config.layers * block, 2 * T * D * config.vocabulary
-    done = blocks + 2 * T * D * config.padded
+    blocks = config.tokens * _gpt_blocks(config)
+    head = 2 * config.tokens * config.embed * config.vocabulary
+    done = blocks + 2 * config.tokens * config.embed * config.padded
     return 3 * rows * (blocks + head), done / (blocks + head)
+
+
+def _gpt_blocks(config):
+    """FLOPs of the products of all blocks for one token, whose queries meet a whole window."""
+    T, D, F = config.tokens, config.embed, config.hidden
+    return config.layers * (8 * D * D + 4 * D * F + 4 * T * D)
+
+
+def gpt_extend_flops(config: MiniGPTConfig, rows: int, tokens: int):
+    """FLOPs of the products that read `tokens` new tokens of each of `rows` texts with a cache.
+
+    All of them go through the blocks, where they meet all columns of the cache, also the empty
+    and the masked ones; only the last one's logits are computed, padding included. A prefill has
+    the tokens of the prompt, a decode step has one.
+    """
+    head = 2 * config.embed * config.padded
+    return rows * (tokens * _gpt_blocks(config) + head)
 
 
 def step_gathers(

@@ -2,6 +2,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -11,7 +12,7 @@ from tiny_vit import KEY, RULES, run
 
 from meshbook import proofs
 from meshbook.hlo.collectives import Moved
-from meshbook.models import MiniGPTConfig, reference
+from meshbook.models import MiniGPTConfig, generation, reference
 from meshbook.models.losses import language_loss
 from meshbook.planning import costs
 from meshbook.training import (
@@ -105,3 +106,22 @@ def test_the_recipe_learns_and_its_first_step_is_gentle():
     state = tiny_state(optimizer=language_recipe(40, 1e-2))
     _, history = fit(state, [data] * 40, KEY)
     assert history[-1]["loss"] < 0.3 * history[0]["loss"]
+
+
+@pytest.mark.parametrize("tokens", [CONFIG.tokens, 1])
+def test_flops_of_prefill_and_decode_are_those_of_compiled_programs(tokens):
+    state = tiny_state("tensor_parallel", (1, 1))
+    rows, first, column = generation.laid_out([[1] * CONFIG.tokens] * 2, [True] * 2, CONFIG.tokens)
+    first = jnp.asarray(first)
+
+    @jax.jit
+    def one_more(params, tokens_BT, cache):
+        x_BTD, cache = state.program.model(params).extend(tokens_BT, cache, 5, first)
+        return generation.logits(state.program.model(params), x_BTD), cache
+
+    with jax.set_mesh(state.program.mesh):
+        cache = state.program.model(state.params).empty_cache(2)
+        lowered = one_more.lower(state.params, jnp.asarray(rows[:, :1]), cache) if tokens == 1 else (
+            generation.prefill.lower(state.program, state.params, rows, first, column))
+        program = lowered.compile()
+    assert proofs.work(program) == costs.gpt_extend_flops(CONFIG, 2, tokens)
