@@ -1,5 +1,7 @@
 """What each device holds after each step of a collective, by an algorithm that sends the least.
 
+The least of devices that send to each other and add up themselves, that is.
+
 All-reduce, all-gather and reduce-scatter go round a ring, in which each device sends to the next
 one only (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of
 workstations"); in an all-to-all each device exchanges pieces with one other device at a time.

@@ -9,6 +9,7 @@ from meshbook.drawing import svg
 
 AXES = (svg.KINDS[0], svg.KINDS[2])  # of the links that the first and the second mesh axis use
 PITCH, RADIUS = 62.0, 13.0
+CHIP = svg.SERIES[4]  # grey: no device has it
 
 
 def links(shape: Sequence[int], ring: bool):
@@ -48,8 +49,8 @@ def draw_torus(shape: Sequence[int], names: Sequence[str], ring: bool, title: st
     """Draw a grid of chips with their links, and in each chip its distance from the first.
 
     shape: chips along two axes; names: of the mesh axes that are laid along them; ring: whether the
-    ends of rows and columns are linked. A chip has the colour of its device, a link that of the
-    axis whose collectives use it.
+    ends of rows and columns are linked. A link has the colour of the axis whose collectives use it;
+    chips have none, since there may be more of them than colours of devices.
     """
     away, (rows, columns) = hops(shape, ring), shape
     left, top = 34.0, 62.0
@@ -59,9 +60,8 @@ def draw_torus(shape: Sequence[int], names: Sequence[str], ring: bool, title: st
         body.append(_link(*at(one), *at(other), axis, abs(one[axis] - other[axis]) > 1))
     for place in np.ndindex(*shape):
         x, y = at(place)
-        colour = svg.device_colour(int(np.ravel_multi_index(place, shape)))
-        body.append(svg.element("circle", cx=x, cy=y, r=RADIUS, fill=colour))
-        body.append(svg.text(x, y + 4.5, str(away[place]), 13, fill=svg.ink(colour)))
+        body.append(svg.element("circle", cx=x, cy=y, r=RADIUS, fill=CHIP))
+        body.append(svg.text(x, y + 4.5, str(away[place]), 13, fill=svg.ink(CHIP)))
     width = max(300.0, left + PITCH * (columns - 1) + 44)
     y = top + PITCH * (rows - 1) + 34
     words = {f"links along {name}": colour for name, colour in zip(names, AXES, strict=True)}

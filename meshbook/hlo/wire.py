@@ -4,9 +4,14 @@ A program's text says *result bytes*, the bytes of a collective's result on one 
 are what one device sends over its links, and receives over them, to get there. Both are of one
 device; they are different numbers, and only wire bytes divided by a bandwidth are seconds.
 
+The formulas are those of devices that send to each other and add up themselves. Where the network
+adds up (NVLink SHARP on machines with H100s and later, SHARP on InfiniBand), an all-reduce of n
+bytes sends about n from each device, not 2·n·(k-1)/k. An all-to-all's are what a device sends of
+its own; where chips between two others forward what is for others, `wire_seconds` adds it.
+
 Sources: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of
-workstations" (all-reduce, all-gather, reduce-scatter: the least, and a ring reaches it); Austin et
-al. 2025, "How to Scale Your Model" (seconds on a torus, the time of a hop).
+workstations" (all-reduce, all-gather, reduce-scatter: the least without such a network, and a ring
+reaches it); Austin et al. 2025, "How to Scale Your Model" (seconds on a torus, the time of a hop).
 """
 
 import math
@@ -32,7 +37,7 @@ WIRE = {
 
 
 def wire_bytes(kind: str, ways: int | np.integer, result_bytes: int | float | np.integer):
-    """The bytes that one device must send, and receive, over its links in a collective.
+    """The bytes that one device sends, and receives, over its links in a collective.
 
     kind: such as "all-reduce"; ways: k, the devices of a group; result_bytes: n, of the result on
     one device (of a reduce-scatter, the piece that stays). The figure is that of the device that
