@@ -1,13 +1,14 @@
-"""The sources' two models as they write them, mended only so that today's Flax builds them.
+"""The sources' two models, written anew with their layers, initialisers and annotations.
 
 Their layers, their order of operations and their labels: every kernel is split over "model" on its
 second axis, every bias on its first. They say nothing of activations, so they are for Auto meshes,
 where the compiler decides what is not said. Under `nnx.use_eager_sharding(False)` the labels are
-notes without effect, as they were before Flax 0.12.
+notes without effect, as they were in Flax 0.10 and 0.11.
 
-Mended: `nnx.List` for lists of blocks; labels by axis names, so that the mesh can be chosen when
-a model is built, and none on norms, whose two-entry specs do not fit their vectors; sizes as
-arguments instead of globals; MiniGPT's dropout is given keys. The ViT has no positions.
+Flax 0.12 requires `nnx.List` for lists of blocks. What else is changed is our choice: labels by
+axis names instead of a NamedSharding of a global mesh, so that the mesh can be chosen when a model
+is built, and none on norms, whose two-entry specs do not fit their vectors; sizes as arguments
+instead of globals; MiniGPT's dropout is given keys. The ViT has no positions, as in the source.
 
 Sources: Alshammari 2025, "Parallel Vision Transformer using JAX Device Mesh"; the JAX AI stack's
 "Train a miniGPT language model with JAX", June 2025.
@@ -28,7 +29,7 @@ XAVIER, ZEROS = nnx.initializers.xavier_uniform(), nnx.initializers.zeros_init()
 
 
 def labelled(rngs: nnx.Rngs):
-    """What every layer with a kernel and a bias is given: initializers with labels, and keys."""
+    """What a layer with a kernel and a bias is given, written once: labels, and keys."""
     return {"kernel_init": nnx.with_partitioning(XAVIER, (None, "model")),
             "bias_init": nnx.with_partitioning(ZEROS, ("model",)), "rngs": rngs}
 
@@ -39,8 +40,14 @@ class PublishedMLP(nnx.Module):
     """Linear, gelu, dropout, linear, dropout."""
 
     def __init__(self, config: ViTConfig, rngs: nnx.Rngs):
-        D, F, given = config.embed, config.hidden, {"dtype": config.dtype} | labelled(rngs)
-        self.fc1, self.fc2 = nnx.Linear(D, F, **given), nnx.Linear(F, D, **given)
+        self.fc1 = nnx.Linear(
+            config.embed, config.hidden, dtype=config.dtype, rngs=rngs,
+            kernel_init=nnx.with_partitioning(XAVIER, (None, "model")),
+            bias_init=nnx.with_partitioning(ZEROS, ("model",)))
+        self.fc2 = nnx.Linear(
+            config.hidden, config.embed, dtype=config.dtype, rngs=rngs,
+            kernel_init=nnx.with_partitioning(XAVIER, (None, "model")),
+            bias_init=nnx.with_partitioning(ZEROS, ("model",)))
         self.dropout1 = nnx.Dropout(config.dropout, rngs=rngs)
         self.dropout2 = nnx.Dropout(config.dropout, rngs=rngs)
 

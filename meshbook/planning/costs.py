@@ -57,7 +57,9 @@ def vit_step_traffic(
     """
     rows, ways = (mesh.shape[axis] for axis in axes)
     activations = images // rows * config.tokens * config.embed
-    gradients = vit_parameters(config, ways) - config.embed + 2
+    shared = config.embed  # class token and position 0: one gradient for both
+    scalars = 2  # the loss and the accuracy
+    gradients = vit_parameters(config, ways) - shared + scalars
     moved = {}
     if ways > 1:
         sums = 4 * config.layers

@@ -112,3 +112,20 @@ def test_dropout_is_on_where_the_sources_have_it():
     assert (training(gpt, TOKENS) != read(gpt, TOKENS)).any()
     vit.train()
     assert (read(vit, IMAGES) != read(vit, IMAGES)).any()
+
+
+def test_annotations_by_name_and_as_the_post_spells_them_make_the_same_weights():
+    """The post's NamedSharding of a mesh: the same numbers, the same split once labels act."""
+    mesh = make_mesh((4, 2), axis_types=AxisType.Auto)
+    spelled = {"kernel_init": nnx.with_partitioning(
+                   models.XAVIER, NamedSharding(mesh, P(None, "model"))),
+               "bias_init": nnx.with_partitioning(models.ZEROS, NamedSharding(mesh, P("model")))}
+    for act, width in ((False, VIT.hidden), (True, VIT.hidden // 2)):
+        with nnx.use_eager_sharding(act):
+            theirs = nnx.Linear(VIT.embed, VIT.hidden, rngs=nnx.Rngs(0), **spelled)
+            with jax.set_mesh(mesh):
+                ours = models.PublishedMLP(VIT, nnx.Rngs(0)).fc1
+        for layer in theirs, ours:
+            assert {shard.data.shape for shard in layer.kernel[...].addressable_shards} == {
+                (VIT.embed, width)}
+        np.testing.assert_array_equal(theirs.kernel[...], ours.kernel[...])
