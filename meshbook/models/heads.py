@@ -97,8 +97,10 @@ def multiplied_by_each(sharding: Sharding, x: Float[Array, "..."], *each: tuple)
         order = [letters.index(letter) for letter in inputs[2:] + out[2:]]  # after B and T
         weights.append(w if order == sorted(order) else w.transpose(order))
         outs.append(sharding.activation(out))
-    found = products(x, weights, outs, sharding.overlapped)
-    found = [by_hand(sharding, equation, y) for y, (equation, *_) in zip(found, each, strict=True)]
+    wide = jnp.float32 if sharding.float32_sums else None  # also of sums that are not split
+    found = products(x, weights, outs, sharding.overlapped, wide)
+    found = [by_hand(sharding, equation, y).astype(x.dtype)
+             for y, (equation, *_) in zip(found, each, strict=True)]
     return [y if b is None else y + beside(sharding, equation.partition("->")[2][2:], b[...], y)
             for y, (equation, _, b) in zip(found, each, strict=True)]
 

@@ -73,7 +73,8 @@ def combine(y_ND: Float[Array, "N D"], gates_SA: Float[Array, "S A"], slots_SA: 
 class Layout:
     """The mesh axes that split rows, tokens, experts and hidden units, and how slots are made.
 
-    count: E; capacity: slots of an expert for a row, or 0, and then there are blocks of `block`.
+    count: E; capacity: slots of an expert for a row, or 0, and then there are blocks of `block`;
+    wide: whether devices' parts of a sum stay float32 until they are added up.
     manual: of these axes those of an enclosing shard_map, in which arrays are a device's own.
     """
 
@@ -84,6 +85,7 @@ class Layout:
     count: int
     capacity: int
     block: int
+    wide: bool
     manual: frozenset
 
     @property
@@ -115,7 +117,7 @@ def through_experts(sharding: Sharding, x_BTD: Hidden, choices_BTA: Choices, gat
     mesh = jax.sharding.get_abstract_mesh()
     manual = frozenset(mesh.manual_axes)
     count = len(weights["EFD"]) * jax.lax.axis_size(tuple(axis for axis in E if axis in manual))
-    layout = Layout(B, T, E, F, count, capacity, block, manual)
+    layout = Layout(B, T, E, F, count, capacity, block, sharding.float32_sums, manual)
     # JAX takes partial sums out of a shard_map that is manual over a whole mesh of several devices
     waits = mesh.size > 1 and not manual
     used = sharding.weight if waits else sharding.gather
@@ -138,10 +140,12 @@ def there_and_kept(layout: Layout, x_BTD: Hidden, choices_BTA: Choices, gates_BT
         first, last = halves(weights, layout.every)
         x = to_experts(layout, dispatch(all_tokens(layout, x_bTD), token_N))
         h = into_hidden(owner_n, first, x)
-        y_ND = from_experts(layout, out_of_hidden(layout.hidden, owner_n, last, h))
+        y = out_of_hidden(layout.hidden, owner_n, last, h, layout.wide)
+        y_ND = from_experts(layout, y)
         y_SD = combine(y_ND, all_tokens(layout, gates_bTA), slots_SA)
         kept = jax.tree.map(lambda each: each[None], (x, h, y_ND))
-        return scattered(layout, y_SD.astype(x_bTD.dtype), x_bTD.shape), kept
+        y_SD = y_SD if layout.wide else y_SD.astype(x_bTD.dtype)
+        return scattered(layout, y_SD, x_bTD.shape).astype(x_bTD.dtype), kept
 
     BT, specs = layout.BT, specs_of(weights)
     run = shard_map_over_the_rest(in_one(local), (BT, BT, BT, specs), (BT, P(layout.every)))

@@ -117,12 +117,18 @@ def into_hidden(owner_n: Int[Array, "n"] | None, weights: Mapping, x: Float[Arra
 
 
 def out_of_hidden(axes: tuple[str, ...], owner_n: Int[Array, "n"] | None, weights: Mapping,
-                  h: Float[Array, "... S F"]):
-    """What experts make: (..., D), a part of a sum where mesh axes split the hidden units."""
-    b_ED = weights.get("ED")
+                  h: Float[Array, "... S F"], wide: bool = False):
+    """What experts make: (..., D), a part of a sum where mesh axes split the hidden units.
+
+    wide: in float32, so that the sum is rounded once and not each part. Of factors that are cast,
+    because XLA's CPU has no product of bfloat16 by experts that would be float32.
+    """
+    b_ED, a, w_EFD = weights.get("ED"), activated(h), weights["EFD"]
     if b_ED is not None and axes:
         b_ED = jnp.where(jax.lax.axis_index(axes) == 0, b_ED, 0)  # once in the sum
-    return multiplied_by_expert(owner_n, activated(h), weights["EFD"], b_ED)
+    if wide:
+        a, w_EFD = a.astype(jnp.float32), w_EFD.astype(jnp.float32)
+    return multiplied_by_expert(owner_n, a, w_EFD, b_ED)
 
 
 def multiplied_by_expert(owner_n: Int[Array, "n"] | None, x: Float[Array, "... D"],

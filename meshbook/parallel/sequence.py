@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from meshbook.parallel.overlap import TOKENS, all_gather_matmul, matmul_reduce_scatter
@@ -23,22 +24,28 @@ from meshbook.sharding import axes_of, shard_map_over_the_rest
 Tokens = Float[Array, "B T ..."]
 
 
-def products(x: Tokens, weights: list, outs: list, overlapped: bool = False):
+def products(x: Tokens, weights: list, outs: list, overlapped: bool = False,
+             dtype: DTypeLike | None = None):
     """x times each weight, laid out as `outs` say: [(B, T, ...), ...].
 
     x (B, T, ...); weights (..., ...): their first dimensions are the last ones of x; outs: a
     PartitionSpec for each. Where x has its tokens split over an axis and a result has not, tokens
     are gathered, once for all weights; where a result has them split and x has not, they are
     scattered after the sum; else nothing is done about them. overlapped: piece by piece, in a ring.
-    Raises ValueError where results differ in how their tokens are split.
+    dtype: of results and of devices' parts of them; default that of x.
+    Raises ValueError where results differ in how their tokens are split, and for a dtype where
+    tokens are gathered or scattered.
     """
     found = {split_tokens(out) for out in outs}
     if len(found) != 1:
         raise ValueError(f"expected results whose tokens are split alike; found {outs}")
     here, there = split_tokens(jax.typeof(x).sharding.spec), found.pop()
     if here == there:
-        return [jnp.tensordot(x, w, x.ndim - 2, out_sharding=out)
+        return [jnp.tensordot(x, w, x.ndim - 2, out_sharding=out, preferred_element_type=dtype)
                 for w, out in zip(weights, outs, strict=True)]
+    if dtype is not None:
+        raise ValueError("tokens are gathered or scattered in the type of the products: expected "
+                         f"tensor parallelism for sums in {jnp.dtype(dtype)}")
     if here and there or len(here + there) > 1:
         raise ValueError(f"tokens split over {here} cannot become split over {there}: expected one "
                          "axis on one side")

@@ -124,7 +124,8 @@ class Sharding(Rules):
     are reduce-scattered by hand. regather: whether weights that a layer gathered are freed and
     gathered again in the backward pass; None: as the layer's other values. overlapped: tokens that
     are gathered before a product, or scattered after it, travel piece by piece while it runs
-    (`meshbook.parallel.overlap`). context: where tokens are split in attention, too, how queries
+    (`meshbook.parallel.overlap`). float32_sums: of narrow types, devices' parts of a sum are added
+    up before they are rounded, and travel as float32. context: where tokens are split in attention, too, how queries
     reach the keys of other devices, a `meshbook.parallel.context.Context`.
 
     zero1() and zero2() keep parameters whole, sequence_parallel() splits tokens between products,
@@ -135,6 +136,7 @@ class Sharding(Rules):
     moments: FrozenDict = FrozenDict()
     regather: bool | None = None
     overlapped: bool = False
+    float32_sums: bool = False
     context: Any = None
 
     def used(self, letters: str, w: Parameter, dtype: DTypeLike):
