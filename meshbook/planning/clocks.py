@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from meshbook.hlo.execution import UnknownTripCount
@@ -39,3 +39,15 @@ def device_of(topology: str):
         raise ValueError(f"expected a topology of a TPU among {', '.join(tpus)}; "
                          f"found {topology!r}")
     return tpus[name]
+
+
+def pairs_in_order(rows: Iterable[Mapping], by: str, other: str, low: float, high: float):
+    """How well two columns of the published programs order pairs: (pairs in order, all pairs).
+
+    rows: of `results/clock.json`; the pairs are of programs on one kind of TPU whose times in the
+    column `by` are `low` to `high` times one another, and in order where those of `other` are, too.
+    """
+    rows = list(rows)
+    pairs = [(one, two) for one in rows for two in rows
+             if one["tpu"] == two["tpu"] and low < one[by] / two[by] <= high]
+    return sum(one[other] > two[other] for one, two in pairs), len(pairs)

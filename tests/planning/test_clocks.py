@@ -3,7 +3,7 @@ import pytest
 
 from meshbook.hlo.clock import cost
 from meshbook.hlo.module import parse
-from meshbook.planning.clocks import clocked, device_of
+from meshbook.planning.clocks import clocked, device_of, pairs_in_order
 from meshbook.planning.programs import recorded_program
 from meshbook.profiling.estimated_runs import estimated_run
 
@@ -52,3 +52,15 @@ ENTRY %main (r: bf16[4096,2048], w: bf16[8,2048,4096]) -> bf16[4096,4096] {
     assert found.seconds == pytest.approx(2 * 4096 * 2048 * 4096 / device.flops)
     assert found.basis == "products" and found.estimate is None
     assert 0 < found.moved / device.bandwidth < found.seconds
+
+
+def test_pairs_in_order_are_those_of_one_tpu_by_one_column():
+    rows = [{"tpu": "a", "published ms": 1.0, "corrected ms": 1.2},
+            {"tpu": "a", "published ms": 1.3, "corrected ms": 1.0},
+            {"tpu": "a", "published ms": 4.0, "corrected ms": 3.0},
+            {"tpu": "b", "published ms": 1.3, "corrected ms": 9.0}]
+    between = lambda low, high, *columns: pairs_in_order(rows, *columns, low, high)
+    assert between(1.1, 1.5, "published ms", "corrected ms") == (0, 1)
+    assert between(1.1, 1.5, "corrected ms", "published ms") == (0, 1)
+    assert between(1.5, 9, "published ms", "corrected ms") == (2, 2)
+    assert between(1.0, 1.1, "published ms", "corrected ms") == (0, 0)
