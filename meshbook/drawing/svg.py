@@ -5,6 +5,7 @@ light page, on a dark page and in Colab. Fills come from one palette, the same i
 """
 
 import html
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
@@ -130,10 +131,21 @@ class Picture:
         return self.alt
 
 
+# Of a dict, a list of strings, an array or its scalar, an object without a text of its own.
+REPR = re.compile(r"\{[^{}]*:[^{}]*\}|\[['\"]|\bnp\.\w+\(|\b[Aa]rray\(|\bdtype=| at 0x[0-9a-f]")
+
+
 def checked_alt(alt: str | None):
-    """The alternative text, or ValueError where it is missing: a picture must not be silent."""
+    """The alternative text, in one line: somebody hears it in place of the picture.
+
+    Raises ValueError where it is missing, and where it has what Python prints of a dict, of a list
+    of strings, of an array or of a NumPy scalar: those are no words.
+    """
     if not isinstance(alt, str) or not alt.strip():
         raise ValueError(f"a figure needs alt text: expected a sentence, found {alt!r}")
+    if found := REPR.search(alt):
+        raise ValueError(f"alt text is heard: expected words and numbers, found {found[0]!r}, "
+                         f"which is Python's, in {alt!r}")
     return " ".join(alt.split())
 
 

@@ -5,6 +5,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from laid_out import CUBE, MESH, put
@@ -84,6 +85,15 @@ def test_ids_of_two_plots_on_one_page_do_not_meet():
     assert all(ids) and not any(a & b for a, b in itertools.combinations(ids, 2))
     for plot, own in zip(plots, ids):
         assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', plot)) <= own
+
+
+@pytest.mark.parametrize("said", [
+    {"torchvision": np.float64(7.2)}, {4: 1}, ["a", "b"], np.float32(1), jnp.ones(2),
+    np.arange(3), (np.int64(4),), object()])
+def test_alt_text_that_has_what_python_prints_is_refused(said):
+    with pytest.raises(ValueError, match="alt text is heard"):
+        figures.bars({"a": 1}, "s", alt=f"Widths of crops: {said!r}")
+    figures.bars({"a": 1}, "s", alt="Mesh (4, 2), P('batch', None): [8, 4] of 12, {T, D}; x[B] 7%")
 
 
 @pytest.mark.parametrize("alt", ["", "  ", None])
