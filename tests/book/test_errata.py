@@ -61,5 +61,7 @@ def refuse(subject):
 def test_a_verdict_that_is_wrong_stops_the_page(setup):
     with pytest.raises(AssertionError):
         setup["fails"](lambda subject: None, None)
+    with pytest.raises(AssertionError, match="ZeroDivisionError|division"):
+        setup["fails"](lambda subject: 1 / 0, None)
     with pytest.raises(AssertionError, match="no"):
         setup["holds"](refuse, None)
