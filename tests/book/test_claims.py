@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = {path.stem: path.read_text("utf8") for path in sorted((ROOT / "book").glob("*.md"))
          if path.stem not in ("api", "bibliography")}
 DONE = {
+    "03-vision-transformer",
     "05-seeing-shardings",
     "07-stories-into-tokens",
     "elsewhere",
