@@ -28,9 +28,11 @@ from meshbook.training import abstract_state, as_it_is, train_step
 RESULTS = topologies.RESULTS / "tpu-pipeline.json"
 TABLES = {"1F1B": lambda p, m: schedules.split_backward(schedules.one_f_one_b(p, m)),
           "ZB-H1": schedules.zero_bubble}
-SCHEDULES = {"GPipe": gpipe, "lockstep 1F1B": one_f_one_b} | {
-    name: in_slots(make) for name, make in TABLES.items()}
-TAKEN = {"GPipe": lambda p, m: None, "lockstep 1F1B": by_tick} | {
+SCHEDULES = {"GPipe": gpipe, "checkpointed GPipe": partial(gpipe, recompute=True),
+             "lockstep 1F1B": one_f_one_b} | {
+                 name: in_slots(make) for name, make in TABLES.items()}
+EVERY_TURN = {"GPipe", "checkpointed GPipe"}  # without branches
+TAKEN = {"lockstep 1F1B": by_tick} | dict.fromkeys(EVERY_TURN, lambda p, m: None) | {
     name: lambda p, m, make=make: table_of(make(p, m)).by_turn for name, make in TABLES.items()}
 
 

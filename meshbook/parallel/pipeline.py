@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Shaped
 
+from meshbook.parallel.schedules import Event, Task
 from meshbook.sharding import varies, varying
 
 Activation = Shaped[Array, "..."]
@@ -110,63 +111,87 @@ def added(total: Any, more: Any):
     return jax.tree.map(jnp.add, total, more)
 
 
-def conveyed(pipeline: Pipeline, weights: Any, x_mBTD: Activation, chunks: int):
-    """What the last stage makes of all microbatches (m, B, T, D), in v·m + p - 1 ticks: (m, ...).
+def conveyed(pipeline: Pipeline, weights: Any, x_mBTD: Activation, recompute: bool):
+    """What the last stage makes of all microbatches (m, B, T, D), at the ticks when they leave it.
 
-    weights: (v, ...), of v = chunks runs of layers, between which a microbatch goes around the ring
-    once more. On the other devices the result is what they had in the same ticks. If there are
-    several runs, the gradient keeps the weights of every tick, which differ from tick to tick.
+    weights: (v, ...), of v runs of layers, between which a microbatch goes around the ring once
+    more. Returns (v·m + p - 1, B, T, D), zeros in the other ticks and on the other devices: see
+    `leaving`. The gradient keeps the residuals of every tick or, to recompute them, its input
+    alone.
     """
     (s, p), m = pipeline.place, len(x_mBTD)
+    v = len(jax.tree.leaves(weights)[0])
+
+    def run(weights, chunk, x, i):
+        return pipeline.stage(jax.tree.map(lambda w: w[chunk], weights), x, i)
+
+    if recompute:  # with the choice of the chunk: chosen outside, its weights would be a residual
+        run = jax.checkpoint(run, prevent_cse=False)
 
     def tick(arrived, t):
-        turn = jnp.clip(t - s, 0, chunks * m - 1)
-        i, chunk = turn // (chunks * p) * p + turn % p, turn // p % chunks
+        turn = jnp.clip(t - s, 0, v * m - 1)
+        # rounds of p microbatches; each of them passes all chunks before the next round begins
+        i, chunk = turn // (v * p) * p + turn % p, turn // p % v
         i = jnp.where(turn == t - s, i, -1)  # a tick for nothing
         x = jnp.where((s == 0) & (chunk == 0), x_mBTD[i], arrived)
-        y = pipeline.stage(jax.tree.map(lambda w: w[chunk if chunks > 1 else 0], weights), x, i)
-        return pipeline.up(y), y
+        y = run(weights, chunk if v > 1 else 0, x, i)
+        done = (s == p - 1) & (chunk == v - 1) & (i >= 0)
+        return pipeline.up(y), jnp.where(done, y, 0)
 
-    start = jnp.zeros_like(x_mBTD[0])
-    _, y_tBTD = jax.lax.scan(tick, start, jnp.arange(chunks * m + p - 1))
-    i = jnp.arange(m)
-    return y_tBTD[i // p * (chunks * p) + (chunks - 1) * p + i % p + p - 1]
+    # ticks for nothing work on a real microbatch: zeros may have no gradient, and 0 · NaN is NaN
+    start = jax.lax.stop_gradient(x_mBTD[0])
+    return jax.lax.scan(tick, start, jnp.arange(v * m + p - 1))[1]
 
 
-def gpipe(pipeline: Pipeline, weights: Any, microbatches: int):
+def leaving(i: Any, chunks: int, stages: int):
+    """The tick of `conveyed` in which microbatch i leaves the last chunk of the last stage."""
+    v, p = chunks, stages
+    return i // p * (v * p) + (v - 1) * p + i % p + p - 1
+
+
+def gpipe(pipeline: Pipeline, weights: Any, microbatches: int, recompute: bool = False):
     """All microbatches forward, and back by JAX's own gradient of that loop.
 
     weights: of this device's layers, stacked. Returns (sums, gradients of weights, gradients of
     what is outside of the layers), each of this device alone. Work is (m + p - 1) / m of the useful
-    one, and what the backward pass needs of every microbatch is kept until then.
+    one, and the residuals of every tick are kept until the way back. With recompute only its input
+    is, and the stage runs forward once more: 4/3 of that work.
     """
-    sums, dweights, outside = circular(pipeline, jax.tree.map(lambda w: w[None], weights),
-                                       microbatches)
+    around = jax.tree.map(lambda w: w[None], weights)
+    sums, dweights, outside = there_and_back(pipeline, around, microbatches, recompute)
     return sums, jax.tree.map(lambda w: w[0], dweights), outside
 
 
 def circular(pipeline: Pipeline, weights: Any, microbatches: int):
-    """As gpipe, for weights (v, layers, ...) of v shorter stages on each device.
+    """As gpipe with recompute, for weights (v, layers, ...) of v shorter stages on each device.
 
     Device s of p has the stages s, p + s, 2p + s, ...: a microbatch goes around v times. Work is
-    (v·m + p - 1) / (v·m) of the useful one. Raises ValueError where m does not divide by p, unless
-    v is 1.
+    4/3 · (v·m + p - 1) / (v·m) of the useful one. Raises ValueError where m does not divide by p,
+    unless v is 1.
     """
-    (s, p), every = pipeline.place, jnp.arange(microbatches)
-    chunks = len(jax.tree.leaves(weights)[0])
-    if chunks > 1 and microbatches % p:
+    p, v = pipeline.place[1], len(jax.tree.leaves(weights)[0])
+    if v > 1 and microbatches % p:
         raise ValueError(f"a circular pipeline needs microbatches in rounds of {p}, one for each "
                          f"stage; found {microbatches}")
-    x_mBTD = pipeline.own_part(jax.lax.map(pipeline.enter, every))
-    y_mBTD, back = jax.vjp(partial(conveyed, pipeline, chunks=chunks), weights, x_mBTD)
+    return there_and_back(pipeline, weights, microbatches, recompute=True)
 
-    def behind(total, i):
-        sums, dy, grads = pipeline.behind(y_mBTD[i], i)
-        return added(total, (sums, grads)), jnp.where(s == p - 1, dy, 0)
+
+def there_and_back(pipeline: Pipeline, weights: Any, microbatches: int, recompute: bool):
+    """What gpipe and circular return, of weights (v, layers, ...): see `conveyed`."""
+    (s, p), every = pipeline.place, jnp.arange(microbatches)
+    left = leaving(every, len(jax.tree.leaves(weights)[0]), p)
+    x_mBTD = pipeline.own_part(jax.lax.map(pipeline.enter, every))
+    y_tBTD, back = jax.vjp(partial(conveyed, pipeline, recompute=recompute), weights, x_mBTD)
+
+    def behind(carry, i):  # each gradient in the place of its result, which nothing reads again
+        total, y_tBTD = carry
+        sums, dy, grads = pipeline.behind(y_tBTD[left[i]], i)
+        y_tBTD = y_tBTD.at[left[i]].set(jnp.where(s == p - 1, dy, 0))
+        return (added(total, (sums, grads)), y_tBTD), None
 
     start = pipeline.zeros(jax.eval_shape(pipeline.outside))
-    (sums, outside), dy_mBTD = jax.lax.scan(behind, start, every)
-    dweights, dx_mBTD = back(dy_mBTD)
+    ((sums, outside), dy_tBTD), _ = jax.lax.scan(behind, (start, y_tBTD), every)
+    dweights, dx_mBTD = back(dy_tBTD)
 
     def before(total, i):
         return added(total, pipeline.before(dx_mBTD[i], i)), None
@@ -224,6 +249,25 @@ def by_tick(stages: int, microbatches: int):
     busy = lambda *starts: [{int(start <= t < start + m) for start in starts} for t in ticks]
     return {"enter": busy(0), "forward": busy(*range(p)), "leave": busy(p - 1),
             "back": busy(*range(p - 1, 2 * p - 1)), "returned": busy(2 * (p - 1))}
+
+
+def lockstep_events(stages: int, microbatches: int):
+    """[Event] of one_f_one_b, for drawing: a forward pass takes one unit, a backward pass three.
+
+    These are forward once more, B and W. Permutes make all devices wait for the end of a tick, which
+    takes as long as the longest of what some device does in it: 4(m + p - 1) units in all.
+    """
+    (p, m), start, events = (stages, microbatches), 0, []
+    branches = by_tick(p, m)
+    for t, (forward, back) in enumerate(zip(branches["forward"], branches["back"], strict=True)):
+        middle = start + (1 in forward)
+        end = middle + 3 * (1 in back)
+        going = [(s, "F", t - s, start, middle) for s in range(p)]
+        coming = [(s, "BW", t - 2 * (p - 1) + s, middle, end) for s in range(p)]
+        events += [Event(s, Task(kind, i), since, until)
+                   for s, kind, i, since, until in going + coming if 0 <= i < m]
+        start = end
+    return events
 
 
 def when(pipeline: Pipeline, name: str, true: Any, function: Callable, *args: Any):

@@ -10,14 +10,16 @@ import optax
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
+from tiny_pipeline import program_of
 
 from meshbook import proofs
+from meshbook.drawing.schedules import facts
 from meshbook.models.decoder import Decoder, DecoderConfig
 from meshbook.models.losses import language_loss
 from meshbook.models.pipelined import pipelined
 from meshbook.parallel import schedules
 from meshbook.parallel.accumulation import in_microbatches
-from meshbook.parallel.pipeline import Pipeline, circular, gpipe, one_f_one_b
+from meshbook.parallel.pipeline import Pipeline, circular, gpipe, lockstep_events, one_f_one_b
 from meshbook.parallel.slots import in_slots, table_of
 from meshbook.sharding import Sharding, make_mesh
 from meshbook.training import compile_step, create_state, run
@@ -32,7 +34,8 @@ def split_1f1b(stages, microbatches):
     return schedules.split_backward(schedules.one_f_one_b(stages, microbatches))
 
 
-SCHEDULES = {"gpipe": gpipe, "lockstep": one_f_one_b, "1F1B": in_slots(split_1f1b),
+SCHEDULES = {"gpipe": gpipe, "checkpointed": functools.partial(gpipe, recompute=True),
+             "lockstep": one_f_one_b, "1F1B": in_slots(split_1f1b),
              "ZB-H1": in_slots(schedules.zero_bubble)}
 
 
@@ -98,6 +101,22 @@ def round_and_round(m, chunks, schedule=circular, rows=("batch",)):
     return proofs.collectives(program, mesh), proofs.work(program) // (2 * 6 * 6 * m)
 
 
+@pytest.mark.parametrize("schedule", [gpipe, SCHEDULES["checkpointed"], circular, one_f_one_b])
+def test_ticks_for_nothing_leave_no_nan_where_zeros_have_no_gradient(schedule):
+    def norm(w, x_BD):  # 0 / 0 for zeros, such as a stage sees before a microbatch has come to it
+        return x_BD / jnp.sqrt(jnp.square(x_BD).sum(-1, keepdims=True)) @ w["in"] @ w["out"]
+
+    program_of(schedule, 3, 3, 4, 8, 8, 6, chunks=2 if schedule is circular else 1, each=norm,
+               embedded=False)
+
+
+@pytest.mark.parametrize("p, v, m", [(3, 2, 6), (5, 2, 5), (2, 3, 6), (3, 1, 4)])
+def test_a_circular_pipeline_is_right_for_other_stages_chunks_and_microbatches(p, v, m):
+    program = program_of(circular, p, m, 4, 8, 16, 2 * p * v, chunks=v)
+    useful = 3 * 2 * v * m * 2 * 2 * 4 * 8 * 16  # of a device: two layers in each chunk
+    assert proofs.work(program) == Fraction(4, 3) * useful * Fraction(v * m + p - 1, v * m)
+
+
 def test_a_circular_pipeline_goes_around_in_the_order_of_the_layers():
     for chunks in (1, 2):
         moved, _ = round_and_round(4, chunks)
@@ -106,7 +125,7 @@ def test_a_circular_pipeline_goes_around_in_the_order_of_the_layers():
 
 
 @pytest.mark.parametrize("schedule, permutes", [
-    ("gpipe", 2 * 11), ("lockstep", 2 * 14), ("1F1B", 2 * 30), ("ZB-H1", 2 * 27)])
+    ("gpipe", 2 * 11), ("checkpointed", 2 * 11), ("lockstep", 2 * 14), ("1F1B", 2 * 30), ("ZB-H1", 2 * 27)])
 def test_every_schedule_has_the_gradients_of_one_device_and_sums_them_once(schedule, permutes):
     moved, _ = round_and_round(8, 1, SCHEDULES[schedule])
     assert moved["collective-permute", ("stage",)].count == permutes
@@ -233,6 +252,17 @@ def test_a_table_says_who_does_what_when():
         "FF-BW-BW", "-FBWFBW-"]
     assert table_of(schedules.zero_bubble(4, 8)).waiting == 4
     assert table.waiting == 1
+
+
+@pytest.mark.parametrize("p, m", [(1, 3), (2, 1), (3, 2), (4, 8), (5, 7), (8, 16)])
+def test_lockstep_takes_as_many_units_as_gpipe_that_recomputes(p, m):
+    found = facts(lockstep_events(p, m))
+    assert found.makespan == 4 * (m + p - 1)
+    assert found.bubble == pytest.approx(schedules.simulate(schedules.gpipe(p, m)).bubble)
+    needs = {(s, task): start for s, task, start, _ in lockstep_events(p, m)}
+    for s, task, _, end in lockstep_events(p, m):
+        after = s + 1 if task.kind == "F" else s - 1
+        assert needs.get((after, task), end) >= end  # what it makes is there when it is needed
 
 
 def test_a_loss_in_evaluation_has_no_dropout():

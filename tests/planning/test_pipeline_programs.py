@@ -28,7 +28,8 @@ def test_the_record_has_the_programs_that_the_command_compiles_each_as_it_says()
 def test_a_schedule_sends_what_its_turns_send(name):
     cell, program = RECORD[name].cell, RECORD[name].program
     (_, p), m = cell["shape"], cell["microbatches"]
-    turns = {"GPipe": m + p - 1, "lockstep 1F1B": m + 2 * (p - 1)}.get(cell["schedule"])
+    turns = dict.fromkeys(aot_pipeline.EVERY_TURN, m + p - 1) | {"lockstep 1F1B": m + 2 * (p - 1)}
+    turns = turns.get(cell["schedule"])
     if turns is None:
         turns = len(table_of(aot_pipeline.TABLES[cell["schedule"]](p, m)).part)
     moved = program.traffic["collective-permute", ("stage",)]
