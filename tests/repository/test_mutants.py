@@ -36,6 +36,7 @@ MODULES = {
     "planning/decoder_programs", "planning/expert_costs", "planning/expert_steps",
     "planning/mesh_costs", "planning/mesh_steps", "planning/places",
     "planning/explorer", "planning/memory_timeline", "planning/pipeline_costs",
+    "planning/pipeline_memory",
     "planning/recorded_learning",
     "profiling/op_stats", "profiling/overlap", "profiling/traces",
     "saving/agreement", "saving/checkpoint_files", "saving/checkpoints", "saving/manifests",
