@@ -6,7 +6,7 @@ device; they are different numbers, and only wire bytes divided by a bandwidth a
 
 The formulas are those of devices that send to each other and add up themselves. Where the network
 adds up (NVLink SHARP on machines with H100s and later, SHARP on InfiniBand), an all-reduce of n
-bytes sends about n over each link, not 2·n·(k-1)/k. An all-to-all's are what a device sends of
+bytes sends about n over a device's links, not 2·n·(k-1)/k. An all-to-all's are what it sends of
 its own; where chips between two others forward what is for others, `wire_seconds` adds it.
 
 Sources: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of
