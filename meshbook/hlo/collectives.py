@@ -130,15 +130,17 @@ def collectives(compiled: Any, mesh: Any,
                 taken: Mapping[str, Sequence[float | int | Fraction]] | None = None):
     """Count what a compiled program moves along each set of mesh axes.
 
-    compiled: `jax.stages.Compiled`, or HLO text. mesh: the mesh it was compiled for. taken: shares
-    of the branches of conditionals, see `work`; fractions.Fraction keeps counts whole.
+    compiled: `jax.stages.Compiled`, or HLO text. mesh: the mesh it was compiled for, None for one
+    device. taken: shares of the branches of conditionals, see `work`; fractions.Fraction keeps
+    counts whole.
     Returns Traffic: for each (kind, axes) how many collectives one device takes part in, and their
     result bytes; its `wire` gives wire bytes, its `seconds` the time on a device. Loops are
     multiplied by their trip counts, the largest branch of another conditional is taken, a `-start`
     with its `-done` is one collective, and groups of one device, which move nothing, are left out;
     so axes of size 1 are never named.
-    Raises ValueError where the mesh has another number of devices than the program,
-    UnknownTripCount where a loop with a collective in it does not say how often it turns.
+    Raises ValueError where the mesh has another number of devices than the program, and where a
+    collective names devices beyond those that the program's header counts; UnknownTripCount where a
+    loop with a collective in it does not say how often it turns.
 
     >>> collectives(step.lower(state, batch).compile(), mesh).along("model").bytes
     """

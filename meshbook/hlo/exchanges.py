@@ -16,6 +16,7 @@ from meshbook.hlo import module, opcodes
 from meshbook.hlo.replica_groups import INTS, replica_groups
 
 UNKNOWN = ("?",)
+WITH_ALL_PARTITIONS = ("all-reduce", "all-gather", "reduce-scatter")  # with a channel
 
 
 class Exchange(NamedTuple):
@@ -34,13 +35,15 @@ class Exchange(NamedTuple):
 class Exchanges:
     """The collectives of a program, and the mesh that it was compiled for.
 
-    compiled: `jax.stages.Compiled`, or HLO text. Raises ValueError where the mesh has another
-    number of devices than the program.
+    compiled: `jax.stages.Compiled`, or HLO text. mesh: None for a program of one device. Raises
+    ValueError where the mesh has another number of devices than the program, and where a collective
+    names devices beyond the number that the program's header has.
     """
 
     def __init__(self, compiled: Any, mesh: Any):
         self.program, self.mesh = module.parse(compiled), mesh
         self.places = _places(compiled, mesh, self.program.replicas * self.program.partitions)
+        _check_devices(self.program)
         self.chains = _chains(self.program)
 
     def find(self, computation: module.Computation, instruction: module.Instruction):
@@ -71,20 +74,64 @@ def _ids(mesh):
 
 def _places(compiled, mesh, devices):
     """For each device number of the program its position in `mesh.devices.flat`."""
+    if (1 if mesh is None else mesh.size) != devices:
+        raise ValueError(
+            f"expected the mesh that the program was compiled for, of {devices} "
+            f"device{'s' if devices > 1 else ''}; found "
+            + ("no mesh" if mesh is None else f"a mesh of {mesh.size}: {dict(mesh.shape)}"))
     if devices == 1:
         return [0]
-    if mesh is None or mesh.size != devices:
-        raise ValueError(
-            f"expected the mesh that the program was compiled for, of {devices} devices; found "
-            + ("no mesh" if mesh is None else f"a mesh of {mesh.size}: {dict(mesh.shape)}"))
     # A program numbers devices in the order of its own mesh, which `mesh` may have in another.
-    shardings = jax.tree.leaves(getattr(compiled, "input_shardings", ()))
-    meshes = (getattr(sharding, "mesh", None) for sharding in shardings)
-    own = next((_ids(each) for each in meshes if each is not None and each.size == devices), None)
+    own = _own_order(compiled, devices)
     position = {device: at for at, device in enumerate(_ids(mesh) or ())}
     if not own or set(own) != set(position):  # counted by position
         return list(range(devices))
     return [position[device] for device in own]
+
+
+def _own_order(compiled, devices):
+    """The ids of a program's devices in its own order; None where only its text is known.
+
+    Its executable has them, unless other processes have some of them or it was compiled for devices
+    that are not here: then the mesh of an argument or of a result does.
+    """
+    if hasattr(compiled, "runtime_executable"):
+        local = getattr(compiled.runtime_executable(), "local_devices", list)()
+        if len(local) == devices:
+            return [device.id for device in local]
+    shardings = jax.tree.leaves([getattr(compiled, which, ()) for which in (
+        "input_shardings", "output_shardings")])
+    meshes = (getattr(sharding, "mesh", None) for sharding in shardings)
+    return next((_ids(each) for each in meshes if each is not None and each.size == devices), None)
+
+
+def _check_devices(program):
+    """Raise ValueError where a collective names a device that the header does not count.
+
+    A header without numbers counts one device: some compilers leave them out.
+    """
+    for computation in program.computations.values():
+        for each in computation.instructions.values():
+            kind = each.opcode.removesuffix("-start")
+            if kind not in opcodes.COLLECTIVE:
+                continue
+            pairs = INTS.findall(each.attributes.get("source_target_pairs", ""))
+            groups = [map(int, pairs), *replica_groups(each.attributes.get("replica_groups", "{}"))]
+            most, counted = max(itertools.chain(*groups), default=0), _counted(each, kind, program)
+            if most >= counted:
+                raise ValueError(
+                    f"expected device numbers below {counted}, as the program's header counts "
+                    f"(replica_count={program.replicas}, num_partitions={program.partitions}); "
+                    f"found {most} in %{each.name}")
+
+
+def _counted(instruction, kind, program):
+    """How many numbers there are for a collective: of devices, of replicas or of partitions."""
+    if kind == "collective-permute" or (
+            instruction.attributes.get("use_global_device_ids") == "true"):
+        return program.replicas * program.partitions
+    by_replica = "channel_id" not in instruction.attributes or kind in WITH_ALL_PARTITIONS
+    return program.replicas if by_replica else program.partitions
 
 
 def _chains(program):
@@ -167,7 +214,7 @@ def _groups(instruction, kind, program):
     if "channel_id" not in instruction.attributes:  # numbers are replicas
         groups = groups or [list(range(replicas))]
         return [everyone[group, at].tolist() for group in groups for at in range(partitions)]
-    if kind in ("all-reduce", "all-gather", "reduce-scatter"):  # replicas, and all partitions
+    if kind in WITH_ALL_PARTITIONS:  # replicas, and all partitions
         groups = groups or [list(range(replicas))]
         return [everyone[group].ravel().tolist() for group in groups]
     groups = groups or [list(range(partitions))]  # numbers are partitions

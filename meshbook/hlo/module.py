@@ -21,6 +21,8 @@ COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|/\*.*?\*/', re.S)
 HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+)(?: \(.*)? \{\s*")
 NAME = re.compile(r"\s*(ROOT )?%?([\w.\-]+) = ")
 ARRAY = re.compile(r"(\w+)\[([^\]]*)\](?:\{([^}]*)\})?")
+# What the partitioner reads, of both kinds: shardings, and where a shard_map begins and ends.
+UNDIVIDED = re.compile(r'xla\.sdy\.\w+|sharding=\{[^"\n]*?devices=\[|"SPMD\w+Shape"')
 TILE = re.compile(r"T\(([\d,]+)\)")
 
 
@@ -156,7 +158,9 @@ class Module:
 def parse(text: Any):
     """Make a Module of HLO text, or of anything with `as_text`, such as `jax.stages.Compiled`.
 
-    Raises ValueError where the text has no ENTRY computation, TypeError for other objects.
+    Raises ValueError where the text has no ENTRY computation, and where it is that of a program
+    before its division over devices (a lowered program as HLO): its shapes are whole, and its
+    collectives are not there yet. Raises TypeError for other objects.
     """
     if hasattr(text, "as_text"):
         text = text.as_text()
@@ -182,6 +186,11 @@ def _parsed(text):
             "expected the text of a compiled program, with an ENTRY computation; found "
             f"{text[:60]!r}. Use lowered.compile(), not the lowered program."
         )
+    if "is_scheduled=true" not in text[:text.index("\n")] and (mark := UNDIVIDED.search(text)):
+        raise ValueError(
+            "expected the text of a compiled program (is_scheduled=true); found a program that is "
+            f"still to be divided over devices, with {mark[0]!r}. Use lowered.compile(), not "
+            "lowered.as_text(dialect=\"hlo\").")
     return Module(computations, entry, _header_number(text, "replica_count"),
                    _header_number(text, "num_partitions"))
 

@@ -280,10 +280,33 @@ def test_bad_input_is_named():
         collectives(text, abstract_mesh(2, 2))
     with pytest.raises(ValueError, match="no mesh"):
         collectives(text, None)
+    with pytest.raises(ValueError, match="of 1 device; found a mesh of 8"):
+        collectives(text.replace(", num_partitions=8", ""), abstract_mesh(4, 2))
     kernel = HEADER + ('  %p = f32[8,4]{1,0} parameter(0)\n  ROOT %r = f32[8,8]{1,0} '
                        'custom-call(%p, %p), custom_call_target="tpu_custom_call"\n}\n')
     with pytest.raises(ValueError, match="found the kernel 'tpu_custom_call'"):
         work(kernel)
+
+
+@pytest.mark.parametrize("line", [
+    f"all-reduce(%p), channel_id=1, {ALL}",
+    "all-gather(%p), channel_id=1, replica_groups=[1,8]<=[8], use_global_device_ids=true",
+    "all-to-all(%p), channel_id=1, replica_groups=mesh['a'=2,'b'=4] {'b'}",
+    "collective-permute(%p), source_target_pairs={{0,1},{1,7}}",
+])
+def test_devices_that_the_header_does_not_count_are_refused(line):
+    """A header without numbers, as PyTorch/XLA writes it, is no program of one device."""
+    text = f"{HEADER}  %p = f32[8,4]{{1,0}} parameter(0)\n  ROOT %r = f32[8,4]{{1,0}} {line}\n}}\n"
+    collectives(text, abstract_mesh(8, 1))
+    for count, mesh in ("", None), (", num_partitions=4", abstract_mesh(4, 1)):
+        with pytest.raises(ValueError, match=r"below \d, as the program's header.*found 7 in %r"):
+            collectives(text.replace(", num_partitions=8", count), mesh)
+
+
+def test_numbers_of_replicas_beyond_their_count_are_refused():
+    line = "ROOT %r = f32[8,4]{1,0} all-reduce(%p), replica_groups={{0,1,2,3,4,5,6,7}}"
+    with pytest.raises(ValueError, match=r"below 1, .*replica_count=1, num_partitions=8.*found 7"):
+        moved_by(line)
 
 
 def test_products_that_a_gpu_hands_to_its_library():

@@ -1,11 +1,13 @@
 """What a program communicates, how its work is divided, what it donates: each proof's answers."""
+import contextlib
 import subprocess
 import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from tiny_mlp import B, BATCHES, D, F, SPECS, STEP, mesh_of, put, step, weights
 
 from meshbook import proofs
@@ -88,7 +90,57 @@ def test_traffic_prints_as_a_table(compiled, mesh):
     opened = proofs.Traffic({**moved, ("all-gather", ("batch",)): proofs.Moved(None, 5)})
     assert opened.total == (None, 8713) and opened.along("model") == (1, 512)
     assert repr(opened).splitlines()[-1].split() == ["all-gather", "batch", "?", "5", "?"]
-    assert repr(proofs.collectives(jax.jit(jnp.sin).lower(1.0).compile(), mesh)) == "no collectives"
+    assert repr(proofs.collectives(jax.jit(jnp.sin).lower(1.0).compile(), None)) == "no collectives"
+
+
+def test_a_program_of_one_device_proves_nothing_of_a_mesh(mesh):
+    alone = jax.jit(lambda x: (x @ x.T).sum()).lower(jnp.ones((8, 8))).compile()
+    with pytest.raises(ValueError, match="of 1 device; found a mesh of 8"):
+        proofs.assert_communicates(alone, mesh, {})
+    for own in None, mesh_of((1, 1)):
+        assert "nothing" in repr(proofs.assert_communicates(alone, own, {}))
+
+
+@pytest.mark.parametrize("shardy", [True, False])
+def test_a_program_that_is_still_to_be_divided_is_refused(mesh, shardy):
+    places = lambda *spec: NamedSharding(mesh, P(*spec))
+    x = jax.ShapeDtypeStruct((16, 16), jnp.float32)
+    total = jax.shard_map(lambda x: jax.lax.psum(x, "batch"), mesh=mesh, in_specs=P("batch"),
+                          out_specs=P())
+    with shardy_is(shardy):
+        for made in (jax.jit(jnp.dot, in_shardings=(places(None, "model"), places("model")))
+                     .lower(x, x), jax.jit(total).lower(x)):
+            text = made.as_text(dialect="hlo")
+            for question in (proofs.work, lambda text: proofs.collectives(text, mesh),
+                             lambda text: proofs.assert_communicates(text, mesh, {})):
+                with pytest.raises(ValueError, match="still to be divided over devices, with"):
+                    question(text)
+            proofs.collectives(made.compile(), mesh)
+    assert proofs.work(jax.jit(jnp.dot).lower(x, x).as_text(dialect="hlo")) == 2 * 16**3
+
+
+@contextlib.contextmanager
+def shardy_is(on):
+    before = jax.config.jax_use_shardy_partitioner
+    jax.config.update("jax_use_shardy_partitioner", on)
+    yield
+    jax.config.update("jax_use_shardy_partitioner", before)
+
+
+def test_devices_are_numbered_as_the_program_does_where_no_argument_lies_on_a_mesh():
+    """The mesh stands in constraints alone: with the axes exchanged, each device is where it was."""
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b"))
+
+    def f(x, out):
+        x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P("a", "b")))
+        return jax.lax.with_sharding_constraint(jnp.sum(x**2, 0), NamedSharding(mesh, out))
+
+    for out in P("b"), None:
+        step = lambda x: f(x, out) if out else f(x, P("b")) * 2
+        made = jax.jit(step).lower(jax.ShapeDtypeStruct((8, 16), jnp.float32)).compile()
+        for same in (mesh, Mesh(mesh.devices.T, ("b", "a")),
+                     Mesh(mesh.devices[::-1, ::-1], ("a", "b"))):
+            assert list(proofs.collectives(made, same)) == [("all-reduce", ("a",))]
 
 
 def test_the_work_is_divided_or_both_figures_are_named(compiled):
