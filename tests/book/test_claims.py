@@ -13,9 +13,14 @@ DONE = {
     "03-vision-transformer",
     "05-seeing-shardings",
     "07-stories-into-tokens",
+    "about",
+    "checkpoints",
     "elsewhere",
     "explorer",
     "glossary",
+    "memory-fit",
+    "status",
+    "tensorboard",
     "troubleshooting",
 }
 AWAITED = set(PAGES) - DONE  # pages whose list is not complete: what it has must be right
