@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshbook.proofs.sharded import assert_replicas_equal
+from meshbook.proofs.shards import wide
 from meshbook.proofs.transfers import transfers
 from meshbook.proofs.verdicts import ProofFailed, Verdict, device_name, named_leaves
 
@@ -72,7 +73,7 @@ def assert_same_training(
         gradients, zero = _compare_gradients(a, b, batches[0])
         compared = a.params and b.params
         starts = [named_leaves(run.params(_copy(run.state))) for run in (a, b)] if compared else []
-        starts = [{name: _whole(leaf) for name, leaf in start.items()} for start in starts]
+        starts = [{name: wide(leaf) for name, leaf in start.items()} for start in starts]
         ends, metrics, worst = _train(a, b, batches, rtol)
         parameters = None
         if compared:
@@ -158,9 +159,10 @@ def _scalars(metrics, number, which):
         value = jnp.asarray(value)
         if value.shape:
             raise ValueError(f"expected a scalar loss from run {which}, found shape {value.shape}")
-        found[name] = [(shard.device, float(shard.data)) for shard in value.addressable_shards]
+        found[name] = [(shard.device, wide(shard.data).item())
+                       for shard in value.addressable_shards]
         for device, number_found in found[name]:
-            if not math.isfinite(number_found):
+            if not np.isfinite(number_found):
                 raise ProofFailed(f"{name} of run {which} at step {number}, {device_name(device)}: "
                                   f"expected a finite number, found {number_found}", leaf=name,
                                   device=device.id, expected="finite", found=number_found)
@@ -210,7 +212,7 @@ def _matched(ours, theirs, what):
                           leaf=what, expected=sorted(theirs), found=sorted(ours))
     assert_replicas_equal({what: ours})
     assert_replicas_equal({what: theirs})
-    trees = [{name: _whole(leaf) for name, leaf in tree.items()} for tree in (ours, theirs)]
+    trees = [{name: wide(leaf) for name, leaf in tree.items()} for tree in (ours, theirs)]
     for name in ours:
         shapes = [tree[name].shape for tree in trees]
         if shapes[0] != shapes[1]:
@@ -222,12 +224,8 @@ def _matched(ours, theirs, what):
     return trees
 
 
-def _whole(leaf):
-    return np.asarray(leaf, np.float64)
-
-
 def _norm(leaves):
-    return math.sqrt(sum(float(np.sum(leaf * leaf)) for leaf in leaves))
+    return math.sqrt(sum(float(np.sum(np.abs(leaf) ** 2)) for leaf in leaves))
 
 
 def _apart(ours, theirs, name, norm, allowed, what, of):
@@ -236,7 +234,7 @@ def _apart(ours, theirs, name, norm, allowed, what, of):
     apart = _norm([difference])
     if apart > allowed:
         at = np.unravel_index(np.argmax(difference), difference.shape)
-        expected, found = float(theirs[name][at]), float(ours[name][at])
+        expected, found = theirs[name][at].item(), ours[name][at].item()
         raise ProofFailed(
             f"{what}, leaf {name}: {apart / norm:.1e} of {of} apart (allowed "
             f"{allowed / norm:.0e}); most at {tuple(map(int, at))}: expected {expected:.9g}, "

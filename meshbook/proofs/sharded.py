@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from meshbook.proofs.shards import (
-    bits_of, bytes_by_device, pieces_of, require_array, slices_of
+    bits_of, bytes_by_device, pieces_of, require_array, slices_of, wide
 )
 from meshbook.proofs.verdicts import (
     ProofFailed, Verdict, device_name, leaf_count, named_leaves, path_name,
@@ -239,13 +239,13 @@ def _drifted(name, leaf):
 
 def _differs(message, name, device, expected, found):
     """The ProofFailed of two arrays, with the elements that are furthest apart."""
-    pair = [np.asarray(each, np.float64) for each in (expected, found)]
+    pair = [wide(each) for each in (expected, found)]
     with np.errstate(invalid="ignore"):  # inf - inf
         apart = np.abs(pair[0] - pair[1])
     apart = np.where(np.isnan(pair[0]) != np.isnan(pair[1]), np.inf, apart)
     most = np.argmax(np.nan_to_num(apart, posinf=np.inf))
     at = tuple(map(int, np.unravel_index(most, apart.shape)))
-    expected, found = float(expected[at]), float(found[at])
+    expected, found = (each[at].item() for each in pair)
     return ProofFailed(
         f"{message}; largest difference {abs(expected - found):.3g}, at {at}: expected "
         f"{expected:.9g}, found {found:.9g}",

@@ -52,3 +52,9 @@ def bits_of(array: Any):
     if isinstance(array, jax.Array) and jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(array)
     return array
+
+
+def wide(array: Any):
+    """An array on the host in 64 bits, or 2 x 64 where it is complex; of a random key its bits."""
+    whole = np.asarray(bits_of(array))
+    return whole.astype(np.complex128 if np.iscomplexobj(whole) else np.float64)

@@ -136,6 +136,46 @@ def test_a_comparison_of_losses_alone_says_so(mesh):
         assert repr(verdict).startswith(line)
 
 
+def complex_run(change=lambda g: g, metric=lambda loss: loss):
+    """Complex weights by plain SGD; `change` makes another gradient, `metric` another metric."""
+    loss = lambda w, x: jnp.mean(jnp.abs(x @ w - 1) ** 2)
+    gradient = jax.jit(lambda w, x: change(jnp.conj(jax.grad(loss)(w, x))))
+
+    def step(w, x):
+        value = loss(w, x)
+        return w - 0.1 * gradient(w, x), {"loss": value, "field": metric(jnp.sum(w))}
+
+    w = jnp.full((D, 4), 1 + 2j, jnp.complex64)
+    return proofs.Run(step, w, gradient, lambda w: w)
+
+
+@pytest.mark.parametrize("changes, message", [
+    (dict(change=lambda g: g.real + 3j * g.imag), r"gradient, leaf .* found \S+j$"),
+    (dict(change=lambda g: g.real - 1j * g.imag), "gradient, leaf"),
+    (dict(change=lambda g: 1.5 * g.real + 1j * g.imag), "gradient, leaf"),
+    (dict(change=jnp.conj), "gradient, leaf"),
+    (dict(metric=jnp.conj), r"field at step 0, .*\(allowed 1e-05\)"),
+    (dict(metric=lambda x: x.real + jnp.nan * 1j), "field of run a .* expected a finite number"),
+])
+def test_imaginary_parts_are_compared(changes, message):
+    proofs.assert_same_training(complex_run(), complex_run(), BATCHES[:2])
+    with pytest.raises(ProofFailed, match=message):
+        proofs.assert_same_training(complex_run(**changes), complex_run(), BATCHES[:2])
+
+
+def test_a_random_key_among_the_parameters_is_compared_by_its_bits():
+    def run(seed):
+        stepped = lambda state, x: (state | dict(zip(("w_in", "w_out"), (
+            STEP({name: jnp.copy(state[name]) for name in SPECS}, x)[0].values()))),
+            {"loss": loss({name: state[name] for name in SPECS}, x)})
+        state = jax.tree.map(jnp.asarray, weights()) | {"key": jax.random.key(seed)}
+        return plain(step=stepped, state=state, gradients=None)
+
+    proofs.assert_same_training(run(1), run(1), BATCHES[:2])
+    with pytest.raises(ProofFailed, match="parameter at the start, leaf key"):
+        proofs.assert_same_training(run(1), run(2), BATCHES[:2])
+
+
 # Nothing is sent where its bytes are not counted -----------------------------------------------------
 
 def test_a_step_that_sends_past_its_program_is_refused(mesh):

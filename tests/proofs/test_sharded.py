@@ -185,7 +185,7 @@ def test_a_whole_of_another_kind_is_refused(mesh, whole, message):
 
 LEAVES = {"bool": np.arange(8) % 3 == 0, "int": np.arange(8, dtype=np.int8),
           "scalar": np.float32(3), "half": np.asarray(jnp.arange(8, dtype=jnp.bfloat16)),
-          "empty": np.zeros((8, 0), np.float32)}
+          "complex": 1j * np.arange(8, dtype=np.complex64), "empty": np.zeros((8, 0), np.float32)}
 
 
 @pytest.mark.parametrize("name", LEAVES)
@@ -196,9 +196,11 @@ def test_leaves_of_every_kind_are_compared(mesh, name):
                           whole=whole)
     if not whole.size:
         return
-    other = remade(array, lambda x: [*x[:5], np.asarray(1 - x[5], x[5].dtype), *x[6:]])
+    less = 1j if name == "complex" else 1
+    other = remade(array, lambda x: [*x[:5], np.asarray(less - x[5], x[5].dtype), *x[6:]])
     for changed in (None, whole):
-        with pytest.raises(ProofFailed, match=r"device 5 \(cpu\).*: expected \d, found -?\d"):
+        with pytest.raises(ProofFailed, match=(
+                r"device 5 \(cpu\).*difference [1-9].*: expected \d\S*, found -?\d")):
             proofs.assert_sharded(other, array.sharding, whole=changed)
 
 
