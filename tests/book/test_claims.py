@@ -14,6 +14,7 @@ DONE = {
     "05-seeing-shardings",
     "07-stories-into-tokens",
     "about",
+    "augmentation-parity",
     "checkpoints",
     "elsewhere",
     "explorer",
