@@ -103,8 +103,8 @@ def live_bytes(compiled: Any):
 
     >>> live_bytes(train_step.lower(state, batch).compile()).largest()[:5]
     """
-    text = compiled.as_text() if hasattr(compiled, "as_text") else compiled
-    program, header = module.parse(text), text.partition("\n")[0]
+    program = module.parse(compiled)
+    header = program.header
     if "is_scheduled=true" not in header:
         raise ValueError("expected a compiled program with a schedule (is_scheduled=true), found "
                          f"{header[:60]!r}")

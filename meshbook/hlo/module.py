@@ -17,7 +17,7 @@ BITS = {"pred": 8, "c64": 64, "c128": 128, "token": 0, "opaque": 0}
 # Strings come first, so that brackets and comments in them are left alone.
 TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[()\[\]{},\n]')
 STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.S)
-COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|/\*.*?\*/', re.S)
+COMMENT = re.compile(r'("(?:[^"\\]|\\.)*(?:"|$))|/\*.*?\*/|//[^\n]*', re.S)
 HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+)(?: \(.*)? \{\s*")
 NAME = re.compile(r"\s*(ROOT )?%?([\w.\-]+) = ")
 ARRAY = re.compile(r"(\w+)\[([^\]]*)\](?:\{([^}]*)\})?")
@@ -147,12 +147,16 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A compiled program: computations by name, the name of ENTRY, and how many devices run it."""
+    """A compiled program: computations by name, the name of ENTRY, and how many devices run it.
+
+    header: the line that begins with HloModule, or "".
+    """
 
     computations: dict
     entry: str
     replicas: int
     partitions: int
+    header: str
 
 
 def parse(text: Any):
@@ -171,32 +175,30 @@ def parse(text: Any):
 
 @functools.lru_cache(maxsize=1)  # several questions in a row are put to one program
 def _parsed(text):
-    computations, entry, header, body = {}, None, None, []
-    for line in text.splitlines():
-        if header is None:
-            header = None if line.startswith("HloModule") else HEADER.fullmatch(line)
-        elif line.startswith("}"):
-            computations[header[2]] = _computation(header[2], body)
+    computations, entry, first = {}, None, ""
+    lines = iter(text.replace("\r\n", "\n").split("\n"))
+    for line in lines:
+        if line.startswith("HloModule"):
+            first = line
+        elif header := HEADER.fullmatch(line):
+            computations[header[2]] = _computation(header[2], lines)
             entry = header[2] if header[1] else entry
-            header, body = None, []
-        else:
-            body.append(line)
     if entry is None:
         raise ValueError(
             "expected the text of a compiled program, with an ENTRY computation; found "
             f"{text[:60]!r}. Use lowered.compile(), not the lowered program."
         )
-    if "is_scheduled=true" not in text[:text.index("\n")] and (mark := UNDIVIDED.search(text)):
+    if "is_scheduled=true" not in first and (mark := UNDIVIDED.search(text)):
         raise ValueError(
             "expected the text of a compiled program (is_scheduled=true); found a program that is "
             f"still to be divided over devices, with {mark[0]!r}. Use lowered.compile(), not "
             "lowered.as_text(dialect=\"hlo\").")
-    return Module(computations, entry, _header_number(text, "replica_count"),
-                   _header_number(text, "num_partitions"))
+    return Module(computations, entry, _header_number(first, "replica_count"),
+                  _header_number(first, "num_partitions"), first)
 
 
-def _header_number(text, key):
-    found = re.search(rf"\b{key}=(\d+)", text[: text.index("\n")])
+def _header_number(header, key):
+    found = re.search(rf"\b{key}=(\d+)", header)
     return int(found[1]) if found else 1
 
 
@@ -210,11 +212,16 @@ def _computation(name, lines):
 
 
 def _statements(lines):
-    """The lines without comments, joined where one ends within brackets or a string."""
+    """A computation's lines without comments, joined where one ends within brackets or a string.
+
+    Takes the lines up to the } that ends the computation: the first outside of both.
+    """
     depth, held, started = 0, [], ""
     for line in lines:
+        if not held and not started and line.startswith("}"):
+            return
         line = started + line
-        if "/*" in line:
+        if "/*" in line or "//" in line:
             line = COMMENT.sub(lambda match: match[1] or "", line)
         bare = STRING.sub("", line) if '"' in line else line
         if '"' in bare:  # a string goes on in the next line
@@ -226,9 +233,8 @@ def _statements(lines):
         if depth == 0:
             yield "\n".join(held)
             held = []
-    if held or started:
-        raise ValueError(f"expected a closing bracket or quote in the HLO text, found none after "
-                         f"{(held + [started])[0][:60]!r}")
+    raise ValueError(f"expected a closing bracket or quote in the HLO text, found none after "
+                     f"{(held + [started])[0][:60]!r}")
 
 
 def _instruction(name, text):

@@ -195,6 +195,39 @@ def test_strings_brackets_and_comments_do_not_mislead():
     ) == {("all-reduce", ("batch", "model")): (1, 132)}
 
 
+KERNEL = ('%k = f32[8,4]{1,0} custom-call(%p), custom_call_target="tpu_custom_call", '
+          'frontend_attributes={kernel_metadata={\n')
+
+
+@pytest.mark.parametrize("lines", [
+    KERNEL + '"xprof_metadata":"{\\"block_q\\": 128}"\n}}, metadata={op_name="a"}, backend_config={"x":[]}',
+    KERNEL + '"one":{\n}\n},"two":{"a":"}"\n}\n}',  # a line that is nothing else
+    KERNEL + '"text":"ends\n}\n} ENTRY %other () -> f32[] {\n" }}',  # within a string
+    KERNEL + '"text":"http://a {\n b // }\n /* {" }}',
+    KERNEL + '}}  // a comment with "} and {{',
+    '%k = f32[8,4]{1,0} negate(%p), metadata={op_name="http://a}" source_file="b{"}  // {',
+    '%k = f32[8,4]{1,0} negate(%p), metadata={op_name="one\u2028%k} = f32[] two\x0c}"}',
+])
+def test_only_the_bracket_of_a_computation_ends_it(lines):
+    """MaxText's programs for TPUs have attributes of several lines, of which one begins with }."""
+    more = f"ROOT %r = f32[8,4]{{1,0}} all-reduce(%k), channel_id=1, {ALL}, to_apply=%add"
+    expected = {("all-reduce", ("batch", "model")): (1, 128)}
+    assert moved_by(lines, more) == expected
+    for around in ("%s\n", "// RUN: hlo-opt %%s\n\n%s", "%s\n// the end }"):
+        text = around % f"{HEADER}  %p = f32[8,4]{{1,0}} parameter(0)\n  {lines}\n  {more}\n}}"
+        assert collectives(text, abstract_mesh(4, 2)) == expected
+        assert collectives(text.replace("\n", "\r\n"), abstract_mesh(4, 2)) == expected
+        assert set(module.parse(text).computations) == {"main"}
+
+
+def test_a_text_that_ends_too_early_is_refused():
+    text = HEADER + "  %p = f32[8,4]{1,0} parameter(0)\n  ROOT %r = f32[8,4]{1,0} negate(%p)\n"
+    assert module.parse(text + "}").entry == "main"
+    for end in "", "  %s = f32[8,4]{1,0} negate(%r", '  %s = f32[] negate(%r), metadata={op_name="a':
+        with pytest.raises(ValueError, match="expected"):
+            module.parse(text + end)
+
+
 @pytest.mark.parametrize("groups,axes", [
     ("{{0,1},{2,3},{4,5},{6,7}}", ("model",)), ("{{6,4,2,0},{1,3,5,7}}", ("batch",)),
     ("{}", ("batch", "model")), ("{{0,2},{4,6},{1,3},{5,7}}", ("?",)),
