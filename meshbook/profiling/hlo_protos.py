@@ -17,14 +17,26 @@ def opcodes(contents: bytes):
     found = {}
     for plane in _all(contents, 1):
         if _all(plane, 2) == [b"/host:metadata"]:
+            hlo = _numbers_of_hlo(plane)
             for entry in _all(plane, 4):  # a map: its value is an event's metadata
                 (data,) = _all(entry, 2)
                 program = _all(data, 2)[0].decode()
-                for proto in (each for stat in _all(data, 5) for each in _all(stat, 6)):
+                for proto in (each for stat in _all(data, 5) if _all(stat, 1) in hlo
+                              for each in _all(stat, 6)):
                     known = _opcodes_of(_all(proto, 1)[0])
                     for name in (program, program.partition("(")[0], ""):  # as events may name it
                         found.update({(name, each): known[each] for each in known})
     return found
+
+
+def _numbers_of_hlo(plane):
+    """The numbers of the attachments that are HLO protos, each as a list of its own.
+
+    A TPU's profile may have others, such as the code of its core ("llo_proto").
+    """
+    known = [data for entry in _all(plane, 5) for data in _all(entry, 2)]  # a map, as of events
+    return [_all(data, 1) for data in known if [
+        name.lower().replace(b" ", b"_") for name in _all(data, 2)] == [b"hlo_proto"]]
 
 
 def _opcodes_of(module):

@@ -29,7 +29,8 @@ NAMED_COLLECTIVE = re.compile(
     rf"nccl|psum|\b(?:{'|'.join(sorted(opcodes.COLLECTIVE))})", re.IGNORECASE)
 NAMED_MOVE = re.compile(
     r"(?:wrapped_)?(?:copy|transpose|slice|concatenate|pad|broadcast|bitcast|memcpy|memset|"
-    r"dynamic-slice|dynamic-update-slice|data formatting)", re.IGNORECASE)
+    r"dynamic-slice|dynamic-update-slice|data formatting|"
+    r"\[?(?:cuda |hip|cu|xpu|ze)_?mem(?:cpy|set)|__amd_rocclr_(?:copy|fill))", re.IGNORECASE)
 
 
 class Event(NamedTuple):

@@ -9,13 +9,22 @@ from meshbook.profiling import xplane
 from meshbook.profiling.traces import Gap, read_trace
 
 
-def space(spaces, protos=()):
-    """An XSpace of {plane: {line: [(event, start in us, duration in us, stats)]}}, encoded."""
+def space(spaces, protos=(), called="Hlo Proto", others=()):
+    """An XSpace of {plane: {line: [(event, start in us, duration in us, stats)]}}, encoded.
+
+    protos: (program, HLO proto), attached under the name `called`; others: (name, bytes) of more
+    attachments of each program, before and after it.
+    """
     text = "".join(_plane(name, lines) for name, lines in spaces.items())
     for at, (name, proto) in enumerate(protos):
-        data = "".join(f"\\{byte:03o}" for byte in proto)
+        attached = [*others, (called, proto), *others]
+        stats = "".join('stats { metadata_id: %d bytes_value: "%s" } ' % (
+            number + 3, "".join(f"\\{byte:03o}" for byte in data))
+            for number, (_, data) in enumerate(attached))
         text += ('planes { name: "/host:metadata" event_metadata { key: %d value { id: %d name: '
-                 '"%s" stats { metadata_id: 1 bytes_value: "%s" } } } }' % (at, at, name, data))
+                 '"%s" %s } } ' % (at, at, name, stats))
+        text += "".join('stat_metadata { key: %d value { id: %d name: "%s" } } ' % (
+            number + 3, number + 3, stat) for number, (stat, _) in enumerate(attached)) + "}"
     return ProfileData.text_proto_to_serialized_xspace(text)
 
 
@@ -38,9 +47,9 @@ def _plane(plane, lines):
     return f'planes {{ name: "{plane}" {body} }} '
 
 
-def read_space(tmp_path, spaces, protos=()):
+def read_space(tmp_path, spaces, protos=(), **attached):
     file = tmp_path / "host.xplane.pb"
-    file.write_bytes(space(spaces, protos))
+    file.write_bytes(space(spaces, protos, **attached))
     return read_trace(file)
 
 
@@ -127,6 +136,20 @@ def test_operations_are_known_by_the_program_in_the_file_not_by_their_names(tmp_
         assert {each.step for each in found.records} == {None} and found.step_times() == {}
 
 
+@pytest.mark.parametrize("called, kind", [
+    ("Hlo Proto", "collective"), ("hlo_proto", "collective"), ("other_proto", "compute")])
+def test_only_an_attachment_that_is_called_so_is_taken_for_a_program(tmp_path, called, kind):
+    """With some flags a TPU's profile has the code of its core besides, in another encoding."""
+    module = field(1, b"jit_f") + computation(9, ("quiet.1", "all-reduce"))
+    found = read_space(
+        tmp_path, {"/device:TPU:0": {"XLA Ops": [("quiet.1", 0, 5, {})],
+                                     "XLA Modules": [("jit_f(3)", 0, 99, {})]}},
+        [("jit_f(3)", field(1, module))], called=called,
+        others=[("llo_proto", b"\x24\x0c\xff"), ("program_id", b""),
+                ("memory", field(1, computation(9, ("quiet.1", "add"))))])
+    assert [each.kind for each in found.records] == [kind]
+
+
 def test_a_call_holds_what_it_calls_and_not_what_another_thread_runs_meanwhile(tmp_path):
     module = field(1, b"jit_f") + computation(1, ("p", "parameter"), ("sine.1", "sine")) + (
         computation(9, ("call.1", "call", 1), ("call.2", "call", 1), ("dot.1", "dot")))
@@ -153,9 +176,14 @@ def kind(opcode, inside=(), operation="x.1", kernel=""):
                    (None, (), "all-to-all.5"), (None, (), "psum_invariant.3"),
                    (None, (), "f", "ncclDevKernel_AllGather_RING_LL")],
     "compute": [("dot",), ("fusion", ("parameter", "add")), ("fusion", ("dot", "all-gather")),
-                ("custom-call",), ("reduce",), (None, (), "fusion.8"), (None, (), "f", "gemm_f32")],
+                ("custom-call",), ("reduce",), (None, (), "fusion.8"), (None, (), "f", "gemm_f32"),
+                (None, (), "f", "Cijk_Ailk_Bljk_SB_MT128.kd"), (None, (), "f", "__amd_rocclr_other")],
     "copy": [("copy",), ("copy-done",), ("fusion", ("parameter", "transpose", "copy")),
-             ("partition-id",), (None, (), "copy.5"), (None, (), "x", "MemcpyH2D")],
+             ("partition-id",), (None, (), "copy.5"), (None, (), "x", "MemcpyH2D"),
+             *((None, (), kernel, kernel) for kernel in (  # as AMD's, NVIDIA's and Intel's tools say
+                 "__amd_rocclr_copyBuffer.kd", "__amd_rocclr_copyBufferRectAligned.kd",
+                 "__amd_rocclr_fillBufferAligned.kd", "CopyDeviceToDevice", "hipMemcpyAsync",
+                 "[CUDA memcpy DtoD]", "[CUDA memset]", "MemsetD8", "zeMemcpy"))],
 }.items())
 def test_an_operations_kind(expected, cases):
     assert [kind(*case) for case in cases] == [expected] * len(cases)
