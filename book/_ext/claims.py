@@ -29,6 +29,7 @@ CELL = re.compile(r"^(`{3,})\{code-cell\}[^\n]*\n(.*?)^\1$", re.DOTALL | re.MULT
 OPTIONS = re.compile(r"\A(?:---\n.*?^---\n|(?::[^\n]*\n)+)", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"^(`{3,})(?:\{(?:code-cell|bibliography|toctree|math|eval-rst)\}|\w)[^\n]*\n"
                   r".*?^\1$", re.DOTALL | re.MULTILINE)
+RIDDLE = re.compile(r"^:mystnb:.*\bcode_prompt_show: Show the (?:check|answer)\b", re.MULTILINE)
 NO_PROSE = re.compile(r"\A---\n(?s:.*?)^---$|^\(\w[\w-]*\)=$|^#+ .*$|^[`:]{3,}.*$|"
                       r"^:[\w-]+:.*$|<!--(?s:.*?)-->|<https?:[^>]*>", re.MULTILINE)
 NUMERALS = r"(?:two|three|four|five|six|seven|eight|nine|ten|sixteen|a hundred|a thousand|many)"
@@ -81,12 +82,13 @@ def uncovered(pattern, plain, fragments=()):
 def assertions(text, folded=False):
     """The assertions of a page's visible cells, collapsed: assert, and calls of assert_…().
 
-    A cell that checks the answers of exercises may be folded, as the answers are. folded: of the
-    other folded cells instead.
+    A cell that checks the answers of exercises, or the answer of a riddle, may be folded, as the
+    answers are. folded: of the other folded cells instead.
     """
     found = []
     for cell in CELL.finditer(text):
-        hidden = bool(FOLDED.match(cell[2])) and not checks_answers(text, cell)
+        hidden = (bool(FOLDED.match(cell[2])) and not checks_answers(text, cell)
+                  and not RIDDLE.search(cell[2]))
         if hidden == folded:
             code = OPTIONS.sub("", cell[2])
             found += [collapsed(ast.get_source_segment(code, node))

@@ -17,6 +17,7 @@ DONE = {
     "augmentation-parity",
     "checkpoints",
     "elsewhere",
+    "errata",
     "explorer",
     "glossary",
     "memory-fit",
@@ -115,6 +116,8 @@ def test_prose_is_what_a_reader_reads():
     assert assertions(PAGE, folded=True) == ["assert x < 3"]
     answers = PAGE.replace("# Twice the title", "\n## Exercises")
     assert assertions(answers, folded=True) == [] and len(assertions(answers)) == 3
+    riddle = PAGE.replace("hide-input]\n", "hide-input]\n:mystnb: {code_prompt_show: Show the answer}\n")
+    assert assertions(riddle, folded=True) == [] and len(assertions(riddle)) == 3
 
 
 @pytest.mark.parametrize("listed, wrong", [

@@ -8,7 +8,8 @@ from run_chapter import cells
 PAGE = Path(__file__).resolve().parents[2] / "book" / "errata.md"
 
 TEXT = PAGE.read_text("utf8")
-HEAD, *SECTIONS = re.split(r"^### (?=\d+\. )", TEXT, flags=re.MULTILINE)
+RIDDLES = TEXT[:TEXT.index("\n## The numbers of the answers\n")]
+HEAD, *SECTIONS = re.split(r"^### (?=\d+\. )", RIDDLES, flags=re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
