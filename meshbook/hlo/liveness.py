@@ -4,7 +4,7 @@ The text of a compiled program is its schedule. An array lives from the instruct
 to the last one that reads it, an argument from start to end unless it is donated, an output until
 the end. A loop holds its state, and while it runs the most that its body holds besides. What an
 instruction can do in place, it does: a result takes the buffer of an operand that nothing reads
-any more.
+any more, and that of the operand that a kernel writes into (`output_to_operand_aliasing`).
 
 Source: openxla/xla, `xla/service/buffer_assignment.cc` and `xla/service/hlo_dataflow_analysis.cc`,
 which decide who may share a buffer with whom.
@@ -31,6 +31,8 @@ ELEMENTWISE = {
     *("shift-left", "shift-right-arithmetic", "shift-right-logical", "sign", "sine", "sqrt"),
     *("subtract", "tan", "tanh", "xor"),
 }
+# {1}: (0, {}) of output_to_operand_aliasing: output 1 lies where operand 0 does
+ALIASED = re.compile(r"\{([\d, ]*)\}: ?\((\d+), ?\{([\d, ]*)\}")
 INSIDE = ELEMENTWISE | {"parameter", "constant", "broadcast", "bitcast", "iota"}
 
 
@@ -235,8 +237,32 @@ def _value(program, computation, instruction, given, free, new):
     if opcode.endswith("-start") and opcode != "all-reduce-start":  # (operands, results, ...)
         operands = tuple(given) if isinstance(shape[0], tuple) else given[0]
         return operands, *(new(each) for each in shape[1:])
+    shared = {_path(output): _at(given[int(number)], _path(within)) for output, number, within
+              in ALIASED.findall(instruction.attributes.get("output_to_operand_aliasing", ""))}
+    if shared:  # as a kernel or a library wants it, whoever else reads the operand
+        return _with_shared(shape, shared, new)
     at = _in_place(program, computation, instruction, free)
     return new(shape) if at is None or given[at] is None else given[at]
+
+
+def _path(text):
+    return tuple(int(each) for each in text.split(",") if each.strip())
+
+
+def _at(value, path):
+    """What lies at a path into a value; a value without a buffer has none anywhere."""
+    for at in path:
+        value = None if value is None else value[at]
+    return value
+
+
+def _with_shared(shape, shared, new, path=()):
+    """A result whose parts lie in the buffers {path: value} of operands, and else in new ones."""
+    if shared.get(path) is not None:
+        return shared[path]
+    if not isinstance(shape, tuple):
+        return new(shape)
+    return tuple(_with_shared(each, shared, new, (*path, at)) for at, each in enumerate(shape))
 
 
 def _in_place(program, computation, instruction, free):

@@ -148,6 +148,48 @@ def test_every_compilers_schedule_is_read(path):
     assert len(found.bytes) == len(found.schedule) and min(found.bytes) > 0
 
 
+def in_kernel(*lines, shape="f32[256]"):
+    """In kB what is live: arguments a of 1 kB and b of 4, and then these lines."""
+    return [size // 1024 for size in live_bytes(
+        "HloModule jit_f, is_scheduled=true\n\n%add (x: f32[]) -> f32[] {\n"
+        "  ROOT %x = f32[] parameter(0)\n}\n\nENTRY %main (a: f32[256], b: f32[1024]) -> "
+        f"{shape} {{\n  %a = f32[256]{{0}} parameter(0)\n  %b = f32[1024]{{0}} parameter(1)\n  "
+        + "\n  ".join(lines) + "\n}\n").bytes[2:]]
+
+
+KERNEL = 'custom_call_target="kernel"'
+
+
+@pytest.mark.parametrize("aliases, live", [
+    ("", [9, 13, 10, 6]), (", output_to_operand_aliasing={{}: (0, {})}", [9, 9, 10, 6]),
+])
+def test_a_kernel_writes_into_the_operand_that_it_says(aliases, live):
+    assert in_kernel(
+        f"%c = f32[1024]{{0}} custom-call(%a), {KERNEL}",
+        f"%d = f32[1024]{{0}} custom-call(%c), {KERNEL}{aliases}",
+        f"%e = f32[256]{{0}} custom-call(%d), {KERNEL}",
+        "ROOT %f = f32[256]{0} bitcast(%e)") == live
+
+
+def test_each_part_of_a_kernels_result_may_lie_in_an_operand_of_its_own():
+    """Of (1, 4, 1) kB the first two lie in arguments, as cuBLAS, and a fusion, may have it."""
+    for opcode in f"custom-call(%a, %b), {KERNEL}", "fusion(%a, %b), kind=kCustom, calls=%add":
+        made = f"%k = (f32[256]{{0}}, (f32[1024]{{0}}, f32[256]{{0}})) {opcode}"
+        first = "ROOT %r = f32[256]{0} get-tuple-element(%k), index=0"
+        assert in_kernel(made, first) == [11, 6]
+        assert in_kernel(made + ", output_to_operand_aliasing={{0}: (0, {})}", first) == [10, 5]
+        assert in_kernel(
+            made + ", output_to_operand_aliasing={{0}: (0, {}), {1, 0}: (1, {})}", first) == [6, 5]
+    pair = "%t = (f32[256]{0}, f32[1024]{0}) tuple(%a, %b)"
+    kernel = f"%k = f32[1024]{{0}} custom-call(%t), {KERNEL}"
+    last = "ROOT %r = f32[1024]{0} bitcast(%k)"
+    assert in_kernel(pair, kernel, last) == [5, 9, 9]
+    assert in_kernel(pair, kernel + ", output_to_operand_aliasing={{}: (0, {1})}", last) == [5, 5, 5]
+    constant = "%c = f32[1024]{0} constant({...})"  # has no buffer: the result has its own
+    of_constant = kernel.replace("%t", "%c") + ", output_to_operand_aliasing={{}: (0, {})}"
+    assert in_kernel(constant, of_constant, last) == [5, 9, 9]
+
+
 LATE = """HloModule jit_f, is_scheduled=true
 
 ENTRY %main (a: f32[256]) -> f32[256] {
