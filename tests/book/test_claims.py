@@ -20,6 +20,7 @@ DONE = {
     "errata",
     "explorer",
     "glossary",
+    "hardware",
     "memory-fit",
     "status",
     "tensorboard",
