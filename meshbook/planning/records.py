@@ -114,6 +114,19 @@ def draw_steps(cell: str, folder: Path | str = RESULTS):
     return recorded_bars(cell, folder, "step seconds", rows, "ms", "Milliseconds a step")
 
 
+def targets_met(record: Mapping):
+    """{target: whether it was met} of a record of an accelerator, of the targets that it measured.
+
+    A target wishes for "at least x" or "at most x".
+    """
+    def met(wished, value):
+        number = float(wished.split()[-1])
+        return value >= number if wished.startswith("at least") else value <= number
+
+    return {what: met(wished, value) for what, wished, value in record["targets"]
+            if value is not None}
+
+
 def draw_peaks(cell: str, folder: Path | str = RESULTS):
     """Bars: GiB that a step of each contestant of a cell needs at its peak."""
     rows = lambda done: {name: each["peak bytes"] / 2**30 for name, each in done.items()}

@@ -19,6 +19,7 @@ DONE = {
     "elsewhere",
     "errata",
     "explorer",
+    "fused-loss",
     "glossary",
     "hardware",
     "memory-fit",

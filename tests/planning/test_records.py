@@ -48,6 +48,13 @@ def test_peaks_are_drawn(folder):
     assert "2 GiB" in html and "1 GiB" in html
 
 
+def test_targets_that_were_measured_are_met_or_missed():
+    rows = [["speed", "at least 2", 2.0], ["memory", "at most 0.2", 0.21],
+            ["share", "at least 0.4", 0.1], ["time", "at most 1.5", None], ["bytes", "at most 3", 3]]
+    assert records.targets_met({"targets": rows}) == {
+        "speed": True, "memory": False, "share": False, "bytes": True}
+
+
 def test_an_unknown_cell_is_refused_with_the_known_ones(folder):
     with pytest.raises(KeyError, match="no cell 'vit' was measured; there are vit, batch 1,024"):
         records.draw_steps("vit", folder)
