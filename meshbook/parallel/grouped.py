@@ -46,13 +46,23 @@ def grouped_matmul(x_ND: Float[Array, "N D"], w_EDF: Float[Array, "E D F"],
 
     Rows are n blocks of N / n; expert_n: the expert of each, E for a block that is not computed.
     """
+    return grouped_forward(x_ND, w_EDF, expert_n)[0]
+
+
+def grouped_forward(x_ND: Float[Array, "N D"], w_EDF: Float[Array, "E D F"],
+                    expert_n: Int[Array, "n"]):
+    """The product, and what the backward pass needs; a checkpoint's policy sees the matmuls here.
+
+    One that called grouped_matmul would hide them, and what a policy keeps would be made twice.
+    """
     E, _, F = w_EDF.shape
 
     def one(block):
         x_bD, expert = block
         return if_needed(expert < E, lambda: x_bD @ w_EDF[expert])
 
-    return jax.lax.map(one, (in_blocks(x_ND, expert_n), expert_n)).reshape(-1, F)
+    y_NF = jax.lax.map(one, (in_blocks(x_ND, expert_n), expert_n)).reshape(-1, F)
+    return y_NF, (x_ND, w_EDF, expert_n)
 
 
 def grouped_backward(kept: tuple, dy_NF: Float[Array, "N F"]):
@@ -73,7 +83,7 @@ def grouped_backward(kept: tuple, dy_NF: Float[Array, "N F"]):
     return dx_ND, dw_EDF.astype(w_EDF.dtype), None
 
 
-grouped_matmul.defvjp(lambda *kept: (grouped_matmul(*kept), kept), grouped_backward)
+grouped_matmul.defvjp(grouped_forward, grouped_backward)
 
 
 def in_blocks(x_ND: Float[Array, "N D"], expert_n: Int[Array, "n"]):

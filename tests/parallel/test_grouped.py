@@ -73,6 +73,24 @@ def test_a_block_of_no_expert_is_not_computed():
     assert work(compiled, taken={"cond": (0.4, 0.6)}) == pytest.approx(0.6 * 20 * 2 * 6 * 7)
 
 
+@pytest.mark.parametrize("policy, again", [
+    (jax.checkpoint_policies.dots_with_no_batch_dims_saveable, 0),
+    (jax.checkpoint_policies.nothing_saveable, 2)])
+def test_what_a_policy_keeps_of_matmuls_by_blocks_is_not_made_twice(policy, again):
+    def layer(x, weights):
+        h = jnp.sin(grouped_matmul(x, weights[0], owner))
+        return x + jnp.sin(grouped_matmul(h, weights[1], owner)), None
+
+    def loss(weights):  # a loop, or XLA would find the second computation to be the first
+        run = jax.checkpoint(layer, policy=policy, prevent_cse=False)
+        return jax.lax.scan(run, jnp.ones((20, 6)), weights)[0].sum()
+
+    owner = jnp.array([0, 1, 2, 0, 1])
+    weights = jnp.ones((2, 3, 6, 7)), jnp.ones((2, 3, 7, 6))
+    compiled = jax.jit(jax.grad(loss)).lower(weights).compile()
+    assert work(compiled) == 2 * (6 + again) * 2 * 20 * 6 * 7
+
+
 def test_empty_blocks_are_refused():
     with pytest.raises(ValueError, match="blocks of 1 or more slots; found 0"):
         blocks_of(jnp.zeros((4, 2), jnp.int32), 3, 0)
