@@ -48,7 +48,8 @@ BEST = (  # the first twenty meshes by formula, each with its best plan
     Plan(1, expert=2, stage=8, model=2, rules="tensor_parallel", microbatches=128,
          remat="attention"),
 )
-OWN = (  # the source's mesh: its four microbatches, and what fits
+OWN = (  # the source's mesh, first as its code has it: four microbatches, every block made again
+    Plan(8, stage=2, model=2, rules="fully_sharded", microbatches=4),
     Plan(8, stage=2, model=2, rules="fully_sharded", microbatches=16),
     Plan(8, stage=2, model=2, rules="fully_sharded", schedule="lockstep", microbatches=16,
          remat="none"),

@@ -20,7 +20,7 @@ meshbook.axes = (() => {
                                       kept: m + p - 1};
     if (schedule === "lockstep") {
       const turns = m + 2 * (p - 1);
-      return {permutes: 2 * turns, bubble: 2 * (p - 1) / turns, kept: 2 * p - 1};
+      return {permutes: 2 * turns, bubble: (p - 1) / (m + p - 1), kept: 2 * p - 1};
     }
     const slots = schedule === "one_f_one_b" ? 3 * m + 2 * (p - 1)
       : Math.max(3 * m + p - 1, 2 * (m + p) - 1);

@@ -172,7 +172,7 @@
     return [
       element("p", {className: `calculator-verdict calculator-${least && kind === "yes" ? "tight" : kind}`},
         least ? words.replace(/^(Fits|Tight): /, "Needs at least ") : words),
-      ...(least ? [element("p", {}, `Bubble: ${digits(100 * bubble)}% of the turns of the first `
+      ...(least ? [element("p", {}, `Bubble: ${digits(100 * bubble)}% of the time of each `
         + "device.")] : []),
       table("Memory of each device", ["what", "bytes at most", ""], kinds.map(kind => [
         element("span", {}, swatch(PARTS[kind][1]), PARTS[kind][0]), commas(memory[kind]),

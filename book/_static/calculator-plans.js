@@ -82,7 +82,7 @@ meshbook.plans = (() => {
     let [times, again] = [m, Number(remat !== "none")];
     if (p > 1) {
       const {permutes} = turns(plan);
-      times = schedule === "zero_bubble" ? m : permutes / 2;
+      times = schedule === "gpipe" ? permutes / 2 : m;
       again += schedule === "lockstep";
       send("collective-permute", ["stage"], permutes * u);
       send("all-reduce", ["stage"], 2 * m * u + 4 * (1 + c.bias) * D);
@@ -153,7 +153,8 @@ meshbook.plans = (() => {
   const passesOf = plan => {
     if (plan.stage === 1) return [1, 1, 1];
     const times = turns(plan).permutes / 2 / plan.microbatches;
-    if (plan.schedule === "lockstep") return [2 * times, times, times];
+    const some = (plan.microbatches + plan.stage - 1) / plan.microbatches;
+    if (plan.schedule === "lockstep") return [2 * some, some, some];
     const each = plan.schedule === "zero_bubble" ? times / 3 : times;
     return [each, each, each];
   };

@@ -18,7 +18,7 @@ class AxisEstimate(NamedTuple):
 
     memory: bytes by what they are, on a TPU; activations with what the layer at work needs. peak:
     the most that is held at once. traffic: the collectives, with result bytes and wire bytes.
-    bubble: the share of a pipeline's turns in which the first device has nothing to do, or None.
+    bubble: the share of a pipeline's time in which a device has nothing to do, or None.
     """
     memory: dict
     peak: int

@@ -127,7 +127,7 @@ def _of_tokens(config, plan, rows, number):
         yield ("collective-permute", ("stage",)), found.permutes * u
         yield ("all-reduce", ("stage",)), 2 * m * u + 4 * (1 + config.bias) * D
         yield ("all-reduce", ("batch", "expert", "stage")), 2 * 4
-        if plan.schedule == "zero_bubble":
+        if plan.schedule != "gpipe":
             turns = m
     if plan.model > 1:
         mesh = type("Sizes", (), {"shape": {"batch": 1, "model": plan.model}})

@@ -74,8 +74,9 @@ def passes_of(plan: Any):
     if p == 1:
         return 1.0, 1.0, 1.0
     turns = turns_of(plan.schedule, p, m).permutes / 2 / m
-    if plan.schedule == "lockstep":
-        return 2 * turns, turns, turns
+    if plan.schedule == "lockstep":  # forward in m + p - 1 of its turns, and back in as many
+        each = (m + p - 1) / m
+        return 2 * each, each, each
     return (turns / 3,) * 3 if plan.schedule == "zero_bubble" else (turns,) * 3  # F, B or W
 
 

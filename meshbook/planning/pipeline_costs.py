@@ -21,9 +21,9 @@ SCHEDULES = ("gpipe", "lockstep", "one_f_one_b", "zero_bubble")
 class Turns(NamedTuple):
     """A schedule in one program.
 
-    permutes: on each device, of one activation or its gradient; bubble: the share of turns in which
-    the first device has nothing to do; kept: microbatches of which it keeps something; factor: how
-    often the useful work is executed.
+    permutes: on each device, of one activation or its gradient; bubble: the share of the time in
+    which a device has nothing to do; kept: microbatches of which the first one keeps something;
+    factor: how often the useful work is executed.
     """
 
     permutes: int
@@ -36,10 +36,11 @@ def turns_of(schedule: str, stages: int, microbatches: int):
     """The Turns of a schedule, of p stages and m microbatches.
 
     gpipe: a loop of m + p - 1 turns, and one back; a device works in every turn, on nothing in
-    p - 1. lockstep: one forward and one backward pass in each of m + 2(p - 1) turns, the forward
-    pass once more before the backward pass. The others are tables of slots, one for each of F, B
-    and W: 1F1B takes 3m + 2(p - 1), ZB-H1 3m + p - 1 where m is p or more. Raises ValueError for
-    another schedule.
+    p - 1. lockstep: m + 2(p - 1) turns, of a forward and a backward pass, the forward pass once
+    more before the latter. No device goes back in the first p - 1 turns, and none forward in the
+    last: together 4(m + p - 1) units of time, of which a device works 4m. The others are tables of
+    slots, one for each of F, B and W: 1F1B takes 3m + 2(p - 1), ZB-H1 3m + p - 1 where m is p or
+    more. Raises ValueError for another schedule.
     """
     p, m = stages, microbatches
     if schedule not in SCHEDULES:
@@ -49,7 +50,7 @@ def turns_of(schedule: str, stages: int, microbatches: int):
         return Turns(2 * turns, (p - 1) / turns, turns, turns / m)
     if schedule == "lockstep":
         turns = m + 2 * (p - 1)
-        return Turns(2 * turns, 2 * (p - 1) / turns, 2 * p - 1, 4 / 3)
+        return Turns(2 * turns, (p - 1) / (m + p - 1), 2 * p - 1, 4 / 3)
     slots = 3 * m + 2 * (p - 1) if schedule == "one_f_one_b" else max(3 * m + p - 1,
                                                                       2 * (m + p) - 1)
     return Turns(2 * slots, 1 - 3 * m / slots, min(m, p), 1.0)

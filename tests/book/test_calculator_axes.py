@@ -157,7 +157,7 @@ def test_the_form_has_the_fields_of_the_axis_and_shows_what_python_says(page):
     assert fields(page) == ["schedule", "microbatches"]
     assert page.get_by_label("Mesh: stage").input_value() == "2"
     shown_is(page, estimate_stages(config, {"batch": 4, "stage": 2}, 512, "zero_bubble", 8))
-    assert page.get_by_text("Bubble: 4% of the turns of the first device.").is_visible()
+    assert page.get_by_text("Bubble: 4% of the time of each device.").is_visible()
     assert page.locator(".calculator-verdict").inner_text().startswith("Needs at least ")
     choose(page, preset="expert", capacity=2.5, experts=16, across=8)
     assert fields(page) == []

@@ -9,13 +9,15 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 from meshbook import proofs
+from meshbook.drawing.schedules import facts
 from meshbook.hlo.flops import work
 from meshbook.models.decoder import DecoderConfig
 from meshbook.models.expert_layers import JAXFORMER, ExpertSizes
+from meshbook.parallel.pipeline import lockstep_events
 from meshbook.planning.devices import DEVICES
 from meshbook.planning.mesh_costs import own_parameters, plan_traffic
 from meshbook.planning.mesh_steps import (
-    plan_drawn, plan_memory, plan_moved, plan_peak, plan_seconds, plan_work
+    passes_of, plan_drawn, plan_memory, plan_moved, plan_peak, plan_seconds, plan_work
 )
 from meshbook.planning.meshes import (
     AXES, POLICIES, SCHEDULES, STAGED, WHOLE, Plan, best_on, impossible, meshes, plans_on, rank,
@@ -132,6 +134,19 @@ def test_a_step_is_slower_with_a_bubble_with_wire_and_with_what_is_made_again():
     assert moved["activations"] > moved["weights"] > 0
     held = plan_memory(BIG, source, 256)
     assert max(held.values()) < plan_peak(held) < sum(held.values())
+
+
+@pytest.mark.parametrize("p, m", ((2, 2), (4, 8), (8, 3)))
+def test_lockstep_takes_as_long_as_its_ticks_and_moves_as_often_as_it_has_microbatches(p, m):
+    plan = Plan(2, stage=p, model=2, schedule="lockstep", microbatches=m, remat="none")
+    forward, _, backward = passes_of(plan)
+    assert m * (forward + 2 * backward) == pytest.approx(
+        facts(lockstep_events(p, m)).makespan)
+    along = [plan_traffic(LATENT, dataclasses.replace(plan, schedule=name), 16 * m, 4)
+             .along("model").bytes for name in ("lockstep", "zero_bubble")]
+    assert along[0] >= along[1]  # both in m turns; lockstep sums once more in what it makes again
+    more = along[0] / along[1]
+    assert more < 1.5
 
 
 def test_a_shared_link_takes_longer():

@@ -11,6 +11,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 from meshbook import proofs
+from meshbook.drawing.schedules import facts
 from meshbook.models.decoder import Decoder, DecoderConfig
 from meshbook.models.pipelined import pipelined
 from meshbook.parallel import pipeline, schedules
@@ -80,6 +81,8 @@ def test_slots_bubble_and_kept_are_those_of_the_simulated_schedule(p, m):
     gpipe = schedules.simulate(schedules.gpipe(p, m))
     assert turns_of("gpipe", p, m).bubble == pytest.approx(gpipe.bubble)
     assert turns_of("gpipe", p, m).factor == pytest.approx((m + p - 1) / m)
+    lockstep = facts(pipeline.lockstep_events(p, m))
+    assert turns_of("lockstep", p, m).bubble == pytest.approx(lockstep.bubble)
 
 
 def test_memory_falls_with_the_stages_and_grows_with_what_is_kept():
