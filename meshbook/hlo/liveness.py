@@ -111,11 +111,9 @@ def live_bytes(compiled: Any):
         raise ValueError("expected a compiled program with a schedule (is_scheduled=true), found "
                          f"{header[:60]!r}")
     entry = program.computations[program.entry]
-    # input_output_alias={ {0}: (3, {}, may-alias) }: output 0 may lie where parameter 3 was.
-    pairs = re.findall(r"\{(\d*)\}: \((\d+), \{[\d, ]*\}, (?:may|must)-alias\)", header)
-    donated = {int(output or 0): argument for output, argument in pairs}
+    given = donated_arguments(program)
     kept = {each.name for each in entry.instructions.values()
-            if each.opcode == "parameter" and each.literal not in donated.values()}
+            if each.opcode == "parameter" and int(each.literal) not in given.values()}
     buffers, values = _lives(program, entry, kept)
     returned, end = set(_leaves(values[entry.root])), len(entry.instructions) - 1
     lives = [
@@ -124,7 +122,15 @@ def live_bytes(compiled: Any):
                       role="output" if at in returned and each.role != "argument" else each.role)
         for at, each in enumerate(buffers)]
     return Liveness(list(entry.instructions), lives,
-                    {name: _flat(value) for name, value in values.items()}, donated)
+                    {name: _flat(value) for name, value in values.items()},
+                    {output: str(argument) for output, argument in given.items()})
+
+
+def donated_arguments(program: module.Module):
+    """Which argument each output may take the place of: {number of the output: of the argument}."""
+    # input_output_alias={ {0}: (3, {}, may-alias) }: output 0 may lie where parameter 3 was.
+    pairs = re.findall(r"\{(\d*)\}: \((\d+), \{[\d, ]*\}, (?:may|must)-alias\)", program.header)
+    return {int(output or 0): int(argument) for output, argument in pairs}
 
 
 def _lives(program, computation, kept=()):

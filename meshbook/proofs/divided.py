@@ -3,10 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from meshbook.hlo.flops import work
-from meshbook.proofs.verdicts import ProofFailed, Verdict
+from meshbook.hlo.liveness import donated_arguments
+from meshbook.hlo.module import parse
+from meshbook.proofs.verdicts import ProofFailed, Verdict, leaf_count, path_name
 from meshbook.text import scaled, sized_bytes
 
 
@@ -35,18 +38,61 @@ def assert_divided(
     return Verdict(f"work divided: {line}", flops=each, factor=found)
 
 
-def assert_donated(compiled: Any, held: int | np.integer):
+def assert_donated(compiled: Any, held: int | np.integer,
+                   state: int | str | Sequence[int | str] = 0):
     """Prove that a step returns its new state in the memory of the old one.
 
     compiled: `jax.stages.Compiled`. held: bytes of the state on one device, from a formula; so many
-    bytes of the arguments must be aliased with results. Raises ProofFailed with both figures.
+    bytes of the state must be aliased with results. state: which argument of the step it is, or
+    which ones: positions, not counting static arguments, or names of arguments given by name.
+    Raises ProofFailed with both figures, or with the leaves that are not donated; ValueError where
+    there is no such argument, and where the program does not say whose the aliased bytes are: it
+    leaves arguments out that it does not use, and something else is donated besides the state.
 
     >>> assert_donated(compiled, held=3 * 4 * weights)
     donated: 1.37 MB per device, all of the state
     """
     found = compiled.memory_analysis().alias_size_in_bytes
-    if found < held:  # a TPU's tiles may make it more
+    keys = [state] if isinstance(state, int | str) else list(state)
+    others, kept = _others_and_kept(compiled, keys)
+    if found >= held and kept:  # a TPU's tiles may make it more
+        raise ProofFailed(f"donation: expected all leaves of the state to be donated, found "
+                          f"{', '.join(kept[:4])} kept, {leaf_count(kept)} in all; the "
+                          f"{found:,} bytes that are aliased are those of others",
+                          leaf=kept[0], expected=held, found=0)
+    found -= _aliased(compiled, others) if others and found >= held else 0
+    if found < held:
         raise ProofFailed(f"donation: expected the {held:,} bytes of the state on one device to "
                           f"become the new state, found {found:,} bytes aliased",
                           leaf="donation", expected=held, found=found)
     return Verdict(f"donated: {sized_bytes(held)} per device, all of the state", bytes=found)
+
+
+def _others_and_kept(compiled, keys):
+    """(numbers of donated leaves that are not the state's, names of its leaves that are not)."""
+    args, kwargs = compiled.args_info
+    known = {**dict(enumerate(args)), **kwargs}
+    if unknown := [key for key in keys if key not in known]:
+        raise ValueError(f"expected arguments of the step, {', '.join(map(str, known))} (those "
+                         f"that are not static); found {unknown[0]!r}")
+    leaves = jax.tree_util.tree_leaves_with_path((args, kwargs))
+    of_state = [path[1].key if isinstance(path[1], jax.tree_util.DictKey) else path[1].idx
+                for path, _ in leaves]
+    others = [number for number, (_, info) in enumerate(leaves)
+              if info.donated and of_state[number] not in keys]
+    kept = [path_name(path[2:]) for number, (path, info) in enumerate(leaves)
+            if of_state[number] in keys and not info.donated]
+    return others, kept
+
+
+def _aliased(compiled, numbers):
+    """How many bytes of these leaves of the arguments are aliased on one device."""
+    program = parse(compiled)
+    entry = program.computations[program.entry].instructions.values()
+    parameters = {int(each.literal): each.shape for each in entry if each.opcode == "parameter"}
+    if len(parameters) != len(jax.tree.leaves(compiled.args_info)):
+        raise ValueError("expected that only the state is donated, or that all arguments are used; "
+                         f"found {len(numbers)} more donated leaves, and only {len(parameters)} "
+                         f"of {len(jax.tree.leaves(compiled.args_info))} leaves used")
+    return sum(parameters[number].tiled_bytes for number in set(donated_arguments(program).values())
+               if number in numbers)

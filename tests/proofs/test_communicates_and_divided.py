@@ -164,6 +164,51 @@ def test_a_state_is_donated_or_both_figures_are_named(compiled, mesh):
         proofs.assert_donated(kept, held)
 
 
+STATE = {"m": np.ones((8, 4), np.float32), "p": np.ones((8, 4), np.float32)}
+ADDED = lambda state, x: (jax.tree.map(lambda leaf: leaf + 1, state), x * 2)
+HELD = 2 * 4 * 32
+
+
+def donating(step=ADDED, x=np.ones((16, 4), np.float32), **settings):
+    return jax.jit(step, **settings).lower(STATE, x).compile()
+
+
+def test_another_arguments_memory_is_not_the_states():
+    proofs.assert_donated(donating(donate_argnums=0), HELD)
+    with pytest.raises(ProofFailed, match="all leaves of the state to be donated, found m, p kept, "
+                                          "2 leaves in all; the 256 bytes that are aliased"):
+        proofs.assert_donated(donating(donate_argnums=1), HELD)
+    verdict = proofs.assert_donated(donating(donate_argnums=(0, 1)), HELD)
+    assert verdict.bytes == HELD  # of the state alone
+    both = donating(donate_argnums=(0, 1))
+    assert proofs.assert_donated(both, 2 * HELD, state=(0, 1)).bytes == 2 * HELD
+    with pytest.raises(ProofFailed, match="expected the 257 bytes .*found 256 bytes aliased"):
+        proofs.assert_donated(both, HELD + 1)
+    proofs.assert_donated(donating(donate_argnums=1), HELD, state=1)
+
+
+def test_what_is_donated_and_not_used_again_is_not_counted():
+    """The state is donated, and its new one is in half precision: the batch's memory is not it."""
+    half = lambda state, x: (jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), state), x * 2)
+    with pytest.raises(ProofFailed, match="expected the 256 bytes .*found 0 bytes aliased"):
+        proofs.assert_donated(donating(half, donate_argnums=(0, 1)), HELD)
+    unused = lambda state, x: ({"m": state["m"] + 1}, x * 2)
+    with pytest.raises(ValueError, match="found 1 more donated leaves, and only 2 of 3 leaves used"):
+        proofs.assert_donated(donating(unused, donate_argnums=(0, 1)), HELD // 2)
+    assert proofs.assert_donated(
+        donating(unused, donate_argnums=(0, 1), keep_unused=True), HELD // 2).bytes == HELD // 2
+
+
+def test_a_state_may_be_any_argument_and_must_be_one():
+    static = jax.jit(lambda kind, x, state: ADDED(state, x), static_argnums=0, donate_argnames="state")
+    made = static.lower("kind", STATE["m"], state=STATE).compile()
+    proofs.assert_donated(made, HELD, state="state")
+    with pytest.raises(ProofFailed, match="expected all leaves .* found the array kept"):
+        proofs.assert_donated(made, HELD // 2)
+    with pytest.raises(ValueError, match="arguments of the step, 0, state .*; found 1"):
+        proofs.assert_donated(made, HELD, state=1)
+
+
 def test_the_proofs_import_only_jax_and_numpy():
     code = ("import sys, meshbook.proofs; others ='flax', 'torch', 'optax', 'grain', 'matplotlib'; "
             "print([name for name in others if name in sys.modules])")
