@@ -86,6 +86,18 @@ def test_slurm_starts_two_tasks_which_train(stand_ins, tmp_path, monkeypatch):
     assert len(read_metrics(tmp_path / f"job-{job}" / "metrics")["loss"]) == 3
 
 
+SAYS_WHAT_IT_WAS_TOLD = '#!/bin/bash\nshift 3\nprintf "%s\\n" "$@"\n'
+
+
+@pytest.mark.parametrize("given, run", [
+    ((), ["--run", "job-1234"]), (("--run", "mine"), []), (("--run=job-7", "--wandb", "w"), [])])
+def test_a_job_continues_the_run_that_it_is_told(stand_ins, tmp_path, monkeypatch, given, run):
+    stand_ins("srun", SAYS_WHAT_IT_WAS_TOLD)
+    monkeypatch.setenv("SLURM_JOB_ID", "1234")
+    said = started("slurm.sh", tmp_path, *given).splitlines()
+    assert said == [*SMALL.split(), *given, *run]
+
+
 GCLOUD = """#!/bin/bash
 [[ "$*" == "compute tpus tpu-vm ssh slice --zone=nowhere --worker=all --command="* ]] || exit 9
 for id in 0 1; do (cd "$VM_HOME" && VM=$id bash -c "${8#--command=}") & pids+=($!); done
