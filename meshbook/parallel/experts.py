@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, Shaped
 
-from meshbook.parallel.grouped import blocks_of, halves, into_hidden, out_of_hidden
+from meshbook.parallel.grouped import blocks_of, forward_rules, halves, into_hidden, out_of_hidden
 from meshbook.sharding import (
     Sharding, axes_of, check_split, shard_map_over_the_rest, summed, varies, varying
 )
@@ -139,8 +139,9 @@ def there_and_kept(layout: Layout, x_BTD: Hidden, choices_BTA: Choices, gates_BT
         slots_SA, token_N, owner_n = plan(layout, choices_bTA)
         first, last = halves(weights, layout.every)
         x = to_experts(layout, dispatch(all_tokens(layout, x_bTD), token_N))
-        h = into_hidden(owner_n, first, x)
-        y = out_of_hidden(layout.hidden, owner_n, last, h, layout.wide)
+        h = forward_rules(partial(into_hidden, owner_n), first, x)
+        out = partial(out_of_hidden, layout.hidden, owner_n, wide=layout.wide)
+        y = forward_rules(out, last, h)
         y_ND = from_experts(layout, y)
         y_SD = combine(y_ND, all_tokens(layout, gates_bTA), slots_SA)
         kept = jax.tree.map(lambda each: each[None], (x, h, y_ND))

@@ -9,6 +9,7 @@ Source: Gale et al. 2023, "MegaBlocks: efficient sparse training with mixture-of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -84,6 +85,15 @@ def grouped_backward(kept: tuple, dy_NF: Float[Array, "N F"]):
 
 
 grouped_matmul.defvjp(grouped_forward, grouped_backward)
+
+
+def forward_rules(function: Callable, *arguments: Any):
+    """function(*arguments), with what its custom_vjps do forward in their place.
+
+    A checkpoint's policy does not look into a custom_vjp that is not differentiated, and in the
+    forward rule of another one none is.
+    """
+    return jax.vjp(function, *arguments)[0]
 
 
 def in_blocks(x_ND: Float[Array, "N D"], expert_n: Int[Array, "n"]):

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
@@ -120,9 +121,12 @@ def still_reduced(x: Float[Array, "..."], spec: P):
     return jax.reshard(x, P(*spec.partitions, reduced=jax.typeof(x).sharding.spec.reduced))
 
 
-def opened(w: Parameter, used: P):
+def opened(w: Parameter, used: P, dtype: DTypeLike | None = None):
     """A parameter as it is used: in the sharding `used`, along whose `reduced` axes its gradient
     waits, until it is summed to where the parameter, or the own part of it, is stored.
+
+    dtype: in which it is used and gathered, while its gradient is summed in the type in which it is
+    stored; None: all in the type of the parameter as given.
 
     What storage alone splits is gathered by hand, and its gradient is a reduce-scatter: where JAX
     resharded it, a CPU's compiler would all-reduce the gradient. Axes that split a dimension in
@@ -130,10 +134,11 @@ def opened(w: Parameter, used: P):
     differentiate a shard_map inside another one.
     """
     whole, own = (w.whole, w.own) if isinstance(w, WithOwn) else (None, w)
-    stored = jax.typeof(own).sharding.spec
+    stored, dtype = jax.typeof(own).sharding.spec, dtype or own.dtype
     if not extra_axes(stored, used):
-        return jax.reshard(own, P(*used.partitions, reduced=used.reduced | stored.reduced))
-    return whole_of((used, stored), own, whole)
+        own = jax.reshard(own, P(*used.partitions, reduced=used.reduced | stored.reduced))
+        return own.astype(dtype)
+    return whole_of((used, stored, jnp.dtype(dtype), own.dtype), own, whole)
 
 
 def extra_axes(stored: P, used: P):
@@ -153,16 +158,16 @@ def extra_axes(stored: P, used: P):
 def whole_of(specs: tuple, own: Float[Array, "..."], whole: Float[Array, "..."] | None):
     """The whole of a parameter from all devices' own parts; nothing moves where it is given.
 
-    specs: (as it is used, as the own part is stored).
+    specs: (as it is used, as the own part is stored, the types of both).
     """
     return whole_forward(specs, own, whole)[0]
 
 
 def whole_forward(specs: tuple, own: Float[Array, "..."], whole: Float[Array, "..."] | None):
     """The whole, and that nothing is kept; a checkpoint's policy sees the gather in here."""
-    used, stored = specs
+    used, stored, dtype, _ = specs
     if whole is not None:
-        return jax.reshard(whole, used), None
+        return jax.reshard(whole.astype(dtype), used), None
     cuts = extra_axes(stored, used)
 
     def local(x):
@@ -171,12 +176,13 @@ def whole_forward(specs: tuple, own: Float[Array, "..."], whole: Float[Array, ".
         return x
 
     gathered = P(*used.partitions, reduced={axis for axes in cuts.values() for axis in axes})
-    return jax.reshard(shard_map_over_the_rest(local, stored, gathered)(own), used), None
+    whole = shard_map_over_the_rest(local, stored, gathered)(own.astype(dtype))
+    return jax.reshard(whole, used), None
 
 
 def whole_backward(specs: tuple, _: None, gradient: Float[Array, "..."]):
     """The own part of the gradient: partial sums reduce-scattered, and the rest all-reduced."""
-    used, stored = specs
+    used, stored, _, dtype = specs
     cuts = extra_axes(stored, used)
     rest = tuple(used.reduced - {axis for axes in cuts.values() for axis in axes})
 
@@ -186,7 +192,7 @@ def whole_backward(specs: tuple, _: None, gradient: Float[Array, "..."]):
         return jax.lax.psum(g, rest) if rest else g
 
     waits = P(*used.partitions, unreduced=used.reduced)
-    return shard_map_over_the_rest(local, waits, stored)(gradient), None
+    return shard_map_over_the_rest(local, waits, stored)(gradient.astype(dtype)), None
 
 
 whole_of.defvjp(whole_forward, whole_backward)

@@ -125,8 +125,9 @@ class Sharding(Rules):
     gathered again in the backward pass; None: as the layer's other values. overlapped: tokens that
     are gathered before a product, or scattered after it, travel piece by piece while it runs
     (`meshbook.parallel.overlap`). float32_sums: of narrow types, devices' parts of a sum are added
-    up before they are rounded, and travel as float32. context: where tokens are split in attention, too, how queries
-    reach the keys of other devices, a `meshbook.parallel.context.Context`.
+    up before they are rounded, and travel as float32; where gradients are reduce-scattered by hand,
+    those too, after each device's part was rounded. context: where tokens are split in attention,
+    too, how queries reach the keys of other devices, a `meshbook.parallel.context.Context`.
 
     zero1() and zero2() keep parameters whole, sequence_parallel() splits tokens between products,
     context_parallel() splits them everywhere.
@@ -144,7 +145,7 @@ class Sharding(Rules):
         if self.gradients is None:
             return super().used(letters, w, dtype)
         spec = waiting(self.activation(letters), *map(self.activations.get, "BT"))
-        return opened(w.astype(dtype), spec)
+        return opened(w, spec, dtype) if self.float32_sums else opened(w.astype(dtype), spec)
 
     def lives(self, letters: str):
         """{"lives": Lives} of a parameter whose gradient is reduce-scattered by hand, else {}."""

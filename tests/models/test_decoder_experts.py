@@ -1,6 +1,7 @@
 """Experts in the decoder: equal on all meshes to plain experts, balanced, causal, as planned."""
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -300,6 +301,20 @@ def test_experts_that_the_mesh_cannot_divide_are_refused():
 def test_formulas_of_a_dense_decoder_refuse_experts():
     with pytest.raises(ValueError, match="expected a dense decoder; found 8 experts"):
         decoder_parameters(SMALL)
+
+@pytest.mark.parametrize("shape", [None, (2, 2, 2)])
+def test_what_products_keep_of_experts_in_blocks_is_not_made_twice(shape):
+    done = []
+    for remat in "none", "products":
+        config = dataclasses.replace(CONFIGS["dropless"], remat=remat)
+        rules = RULES if shape else Sharding.none()
+        state = create_state(lambda: Decoder(config, rules, rngs=nnx.Rngs(0)),
+                             balanced(optax.sgd(0.1), 0.01), make_mesh(shape or (1, 1, 1), AXES),
+                             loss=balanced_loss, rows=ROWS)
+        done.append(proofs.work(compile_step(state, state.program.place(BATCHES[0]), KEY)))
+    scores = 2 * config.layers * 2 * 16 * config.tokens ** 2 * config.embed  # and their values
+    assert done[1] - done[0] == scores / math.prod(shape or (1,))
+
 
 
 def test_the_work_of_a_dropless_decoder_is_not_a_formula():

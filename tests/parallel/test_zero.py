@@ -18,7 +18,7 @@ from meshbook.models.decoder import Decoder, DecoderConfig
 from meshbook.models.losses import language_loss
 from meshbook.parallel.accumulation import in_microbatches
 from meshbook.parallel.zero import GATHERS, regathered
-from meshbook.sharding import Sharding, extra_axes, make_mesh
+from meshbook.sharding import Sharding, beside, extra_axes, make_mesh
 from meshbook.training import clipped, compile_step, create_state, evaluate, run
 from meshbook.training.loop import value_and_gradients
 
@@ -157,6 +157,57 @@ def test_in_bfloat16_gathers_of_weights_count_half():
             found = asked(jax.make_jaxpr(value_and_gradients)(state, batch, KEY).jaxpr)
         others = size_of("kept") - layers - norms  # as stored: they are cast where they are used
         assert found == times * (layers // 2 + norms) + others
+
+
+def scattered_in(jaxpr):
+    """The types in which gradients are reduce-scattered, and weights are gathered."""
+    found = {"gathers": [], "sums": []}
+    for eqn in jaxpr.eqns:
+        kind = ("gathers" if eqn.primitive.name in GATHERS else
+                "sums" if eqn.primitive.name == "unreduced_reduce_scatter" else None)
+        if kind:
+            found[kind].append(eqn.outvars[0].aval.dtype.name)
+        inner = jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns"))
+        for each in inner:
+            each = getattr(each, "jaxpr", each)
+            if hasattr(each, "eqns"):
+                for kind, dtypes in scattered_in(each).items():
+                    found[kind] += dtypes
+    return found
+
+
+@pytest.mark.parametrize("shape", [(8, 1), (4, 2)])
+@pytest.mark.parametrize("rules, gathers", [
+    (Sharding.zero2(), 0), (Sharding.fully_sharded(False), 5), (Sharding.fully_sharded(True), 10)])
+def test_gradients_are_summed_in_the_type_of_products_or_in_float32(rules, gathers, shape):
+    config = dataclasses.replace(SMALL, dtype=jnp.bfloat16)
+    for wide in False, True:
+        state = state_of(dataclasses.replace(rules, float32_sums=wide), shape, config)
+        with jax.set_mesh(state.program.mesh):
+            found = scattered_in(jax.make_jaxpr(value_and_gradients)(
+                state, state.program.place(BATCHES[0]), KEY).jaxpr)
+        assert found["sums"].count("bfloat16") == (0 if wide else 5) and len(found["sums"]) == 9
+        assert found["gathers"].count("bfloat16") == gathers
+
+
+@pytest.mark.parametrize("letters", ["DF", "F"])  # reduce-scattered and all-reduced
+def test_a_sum_in_float32_is_not_rounded_to_the_type_of_the_products(letters):
+    rules = dataclasses.replace(Sharding.fully_sharded(True), float32_sums=True)
+    x_BD = np.ones((8, 8), np.float32) + np.arange(8, dtype=np.float32)[:, None] / 128
+
+    def loss(w, x_BD):
+        x_BD = x_BD.astype(jnp.bfloat16)
+        if letters == "F":
+            return (x_BD * beside(rules, "F", w, x_BD)).sum()
+        return jnp.einsum("BD,DF->BF", x_BD, rules.used("DF", w, jnp.bfloat16)).sum()
+
+    with jax.set_mesh(make_mesh((8, 1))):
+        w = jax.device_put(np.ones((8,) * len(letters), np.float32), rules.parameter(letters))
+        x_BD = jax.device_put(x_BD, P("batch"))
+        found = jax.jit(jax.grad(loss)).lower(w, x_BD).compile()(w, x_BD)
+    expected = np.float32(8 + 28 / 128)  # of eight numbers that bfloat16 has, and it has no such
+    assert expected != jnp.bfloat16(expected)
+    np.testing.assert_array_equal(found, np.full_like(found, expected))
 
 
 def test_biases_and_latents_have_parameters_without_d_that_stay_whole():
