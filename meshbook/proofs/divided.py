@@ -23,11 +23,14 @@ def assert_divided(
     compiled: `jax.stages.Compiled`, or HLO text. devices: how many run it. useful: the FLOPs of
     the products that the whole step needs, from a formula. factor: 1.0, or 4/3 where the forward
     pass is computed again. taken: the shares of a conditional's branches, as in `work`.
-    Raises ProofFailed with both figures; and what `work` raises.
+    Raises ProofFailed with both figures; ValueError where there is no useful work; and what `work`
+    raises.
 
     >>> assert_divided(compiled, mesh.size, useful=3 * 2 * B * D * F)
     work divided: 23.4 GFLOP per device x 8 = 1.000 x 187 GFLOP useful
     """
+    if useful <= 0 or factor <= 0:
+        raise ValueError(f"expected useful work and a factor above 0, found {useful} and {factor}")
     each = work(compiled, taken)
     found = each * devices / useful
     line = (f"{scaled(each, 'FLOP')} per device x {devices} = {found:.3f} x "
@@ -46,12 +49,14 @@ def assert_donated(compiled: Any, held: int | np.integer,
     bytes of the state must be aliased with results. state: which argument of the step it is, or
     which ones: positions, not counting static arguments, or names of arguments given by name.
     Raises ProofFailed with both figures, or with the leaves that are not donated; ValueError where
-    there is no such argument, and where the program does not say whose the aliased bytes are: it
+    there is no such argument or no byte to hold, and where the program does not say whose the aliased bytes are: it
     leaves arguments out that it does not use, and something else is donated besides the state.
 
     >>> assert_donated(compiled, held=3 * 4 * weights)
     donated: 1.37 MB per device, all of the state
     """
+    if held <= 0:
+        raise ValueError(f"expected a state of at least one byte, found {held}")
     found = compiled.memory_analysis().alias_size_in_bytes
     keys = [state] if isinstance(state, int | str) else list(state)
     others, kept = _others_and_kept(compiled, keys)

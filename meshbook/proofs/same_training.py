@@ -23,7 +23,8 @@ class Run:
     """One way to train: what is done, and what it starts from.
 
     step(state, batch) -> (state, metrics), metrics a dict of scalars with a "loss", or the loss
-    itself; it may donate the state. gradients(state, batch) -> a pytree, and params(state) -> a
+    itself; dicts within it are metrics, too, such as "scalar/accuracy", and the loss may be the one
+    whose name ends in "loss". It may donate the state. gradients(state, batch) -> a pytree, and params(state) -> a
     pytree, are compared where both runs have them; the leaves' paths must be the same in both runs.
     A gradient is best read from the program that trains: one step of it leaves the gradients in an
     optimizer's first moments. `meshbook.training.run` makes such a Run of a TrainState.
@@ -52,12 +53,14 @@ def assert_same_training(
     compared, the verdict says "losses only", and it is no proof. A leaf whose gradient is below
     1e-6 of the global norm in both runs is reported, and its parameters are not compared; at that
     size it could not fail the comparison of gradients either. A metric that is 0 in both runs at
-    every step is reported, too: an accuracy of 0 is as equal when it is eight times too large.
+    every step is reported, too: an accuracy of 0 is as equal when it is eight times too large. So
+    are metrics that are no scalars, which are not compared, and parameters that no step changes.
     Runs at the highest matmul precision, on copies: the states that you pass stay alive. Gradients
     and parameters are brought to the host: this process must see all devices of both runs.
     Raises ProofFailed, naming step or leaf, expected and found, also where run a sends something
     from device to device outside of a compiled program (`meshbook.proofs.transfers`); ValueError
-    without batches, or where only one run can be asked for its gradients or parameters.
+    without batches, a loss or a leaf to compare, or where only one run can be asked for its
+    gradients or parameters.
 
     >>> assert_same_training(run(sharded, key), run(single, key), batches)
     same training: 20 steps, losses within 1.2e-07 (allowed 2e-06), gradients 3.1e-07 (1e-05), ...
@@ -74,10 +77,10 @@ def assert_same_training(
         compared = a.params and b.params
         starts = [named_leaves(run.params(_copy(run.state))) for run in (a, b)] if compared else []
         starts = [{name: wide(leaf) for name, leaf in start.items()} for start in starts]
-        ends, metrics, worst = _train(a, b, batches, rtol)
-        parameters = None
+        ends, metrics, worst, left_out = _train(a, b, batches, rtol)
+        parameters, change = None, None
         if compared:
-            parameters = _compare_parameters(a, b, starts, ends, zero, len(batches))
+            parameters, change = _compare_parameters(a, b, starts, ends, zero, len(batches))
     losses = [(ours["loss"], theirs["loss"]) for ours, theirs in metrics]
     kind = "losses only" if gradients is parameters is None else "same training"
     line = f"{kind}: {len(batches)} steps, losses within {worst['loss']:.1e} (allowed {rtol:.0e})"
@@ -89,9 +92,11 @@ def assert_same_training(
         line += "" if apart is None else f", {what} {apart:.1e} ({TOLERANCE:.0e})"
     line += f"; gradient zero, not compared: {', '.join(zero)}" if zero else ""
     line += f"; zero at every step, which says nothing: {', '.join(still)}" if still else ""
+    line += f"; no scalars, not compared: {', '.join(left_out)}" if left_out else ""
+    line += "; no step changed a parameter, which says nothing" if change == 0 else ""
     return Verdict(line, losses=losses, loss_difference=worst["loss"], metric_differences=worst,
                    gradient_difference=gradients, parameter_difference=parameters, zero=zero,
-                   still=still)
+                   still=still, left_out=left_out)
 
 
 def _copy(state):
@@ -101,11 +106,16 @@ def _copy(state):
 
 
 def _train(a, b, batches, rtol):
-    """Both runs, a step at a time: last states, metrics of each step, largest differences."""
-    states, seen, worst = [_copy(a.state), _copy(b.state)], [], {}
+    """Both runs, a step at a time: last states, metrics of each step, largest differences, and the
+    names of metrics that are no scalars.
+    """
+    states, seen, worst, left_out = [_copy(a.state), _copy(b.state)], [], {}, []
     for number, batch in enumerate(batches):
         states[0], ours = _alone(a, states[0], batch, number)
         states[1], theirs = b.step(states[1], batch)
+        ours, theirs = (_metrics(metrics, which) for metrics, which in ((ours, "a"), (theirs, "b")))
+        left_out = sorted(name for each in (ours, theirs) for name in each
+                          if name != "loss" and not _is_scalar(each[name]))
         ours, theirs = (_scalars(metrics, number, which)
                         for metrics, which in ((ours, "a"), (theirs, "b")))
         if ours.keys() != theirs.keys():
@@ -127,7 +137,25 @@ def _train(a, b, batches, rtol):
                         found=value)
         seen.append(tuple({name: values[0][1] for name, values in each.items()}
                           for each in (ours, theirs)))
-    return states, seen, worst
+    return states, seen, worst, list(dict.fromkeys(left_out))
+
+
+def _metrics(metrics, which):
+    """{name: metric}, of dicts within the metrics, too; the loss is called "loss"."""
+    if not isinstance(metrics, Mapping):
+        return {"loss": metrics}
+    found = named_leaves(metrics)
+    losses = [name for name in found if name.endswith("loss")]
+    if "loss" not in found and len(losses) != 1:
+        raise ValueError(f"expected one metric of run {which} that is called loss, or ends in it; "
+                         f"found {', '.join(losses or found) or 'none'}")
+    return {("loss" if "loss" not in found and name in losses else name): value
+            for name, value in found.items()}
+
+
+def _is_scalar(value):
+    is_number = isinstance(value, (float, int, np.ndarray, np.generic, jax.Array))
+    return is_number and not np.shape(value)
 
 
 def _alone(run, state, batch, number):
@@ -152,10 +180,12 @@ def _alone(run, state, batch, number):
 def _scalars(metrics, number, which):
     """Each metric as each device has it: one that should be replicated can still differ."""
     found = {}
-    for name, value in (metrics if isinstance(metrics, Mapping) else {"loss": metrics}).items():
-        is_array = isinstance(value, (float, int, np.ndarray, np.generic, jax.Array))
-        if name != "loss" and (not is_array or np.shape(value)):
+    for name, value in metrics.items():
+        if name != "loss" and not _is_scalar(value):
             continue  # what is no scalar is not a metric of the whole step
+        if not isinstance(value, (float, int, np.ndarray, np.generic, jax.Array)):
+            raise ValueError(f"expected a scalar loss from run {which}, or a dict of metrics; found "
+                             f"{type(value).__name__}")
         value = jnp.asarray(value)
         if value.shape:
             raise ValueError(f"expected a scalar loss from run {which}, found shape {value.shape}")
@@ -187,7 +217,7 @@ def _compare_gradients(a, b, batch):
 
 
 def _compare_parameters(a, b, starts, ends, zero, steps):
-    """The largest difference of the trained parameters over the norm of the whole change."""
+    """The largest difference of the trained parameters over the norm of the whole change; that."""
     first, reference = _matched(*starts, "parameters")
     scale = _norm(reference.values())
     for name in first:
@@ -199,7 +229,7 @@ def _compare_parameters(a, b, starts, ends, zero, steps):
     return max((
         _apart(ours, theirs, name, change, TOLERANCE * change + rounding * _norm([theirs[name]]),
                "parameter after the last step", "the whole change")
-        for name in ours if name not in zero), default=0.0)
+        for name in ours if name not in zero), default=0.0), change
 
 
 def _matched(ours, theirs, what):
@@ -210,6 +240,8 @@ def _matched(ours, theirs, what):
         raise ProofFailed(f"{what}: expected the same leaves in both runs, found only in the "
                           f"first: {only[0]}; only in the second: {only[1]}",
                           leaf=what, expected=sorted(theirs), found=sorted(ours))
+    if not ours:
+        raise ValueError(f"{what}: expected at least one leaf to compare, found none")
     assert_replicas_equal({what: ours})
     assert_replicas_equal({what: theirs})
     trees = [{name: wide(leaf) for name, leaf in tree.items()} for tree in (ours, theirs)]

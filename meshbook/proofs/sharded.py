@@ -32,13 +32,15 @@ def assert_sharded(
     shards at the same place of a leaf are compared with each other.
     Only this process's devices are looked at.
     Raises ProofFailed, naming leaf, device, expected and found; ValueError where `expected` or
-    `whole` does not fit the tree, or a spec does not fit its leaf or its mesh.
+    `whole` does not fit the tree, a spec does not fit its leaf or its mesh, or there is no leaf.
 
     >>> rules = {"w_in": P(None, "model"), "w_out": P("model")}
     >>> assert_sharded(state.params, {"mlp": rules}, held=4 * 2 * D * F // 2)
     sharded: 2 leaves on 8 devices, 1.05 MB per device, as predicted
     """
     leaves = named_leaves(tree)
+    if not leaves:
+        raise ValueError("expected a tree with leaves, found none: that would say nothing")
     specs = _for_each_leaf(tree, expected)
     hosts = named_leaves(whole)
     if whole is not None and (odd := sorted(hosts.keys() ^ leaves.keys())):
@@ -262,15 +264,24 @@ def assert_replicas_equal(tree: Any):
     """Prove that devices that should hold the same numbers do, bit for bit.
 
     tree: any pytree of arrays; pieces at the same place of a leaf are compared. Partial
-    sums (`unreduced`) are no copies, and are left out.
+    sums (`unreduced`) are no copies, and are left out, as is what lies on the host. Copies along an
+    axis of an array, as `pmap` stacks them, are elements of it: compare `leaf[0]` with the others.
+    The verdict counts the leaves that have copies, and says where there are none.
     Raises ProofFailed, naming leaf, both devices and the largest difference.
 
     >>> assert_replicas_equal(state)
     replicas equal: 34 leaves, 8 copies
     """
-    leaves, copies = named_leaves(tree), 1
+    leaves, copies = named_leaves(tree), {}
     for name, leaf in leaves.items():
         if wrong := _drifted(name, leaf):
             raise wrong[0]
-        copies = max(copies, *map(len, pieces_of(leaf).values()), 1)
-    return Verdict(f"replicas equal: {leaf_count(leaves)}, {copies} copies", copies=copies)
+        copies[name] = max(map(len, pieces_of(leaf).values()), default=0)
+    compared = [name for name in leaves if copies[name] > 1]
+    most = max(copies.values(), default=0)
+    if not compared:
+        return Verdict(f"no replicas, nothing compared: {leaf_count(leaves)}, each piece on one "
+                       "device or on the host", copies=most, compared=compared)
+    alone = len(leaves) - len(compared)
+    return Verdict(f"replicas equal: {leaf_count(compared)}, {most} copies"
+                   + (f"; {alone} without copies" if alone else ""), copies=most, compared=compared)

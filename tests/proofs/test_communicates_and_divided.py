@@ -199,6 +199,14 @@ def test_what_is_donated_and_not_used_again_is_not_counted():
         donating(unused, donate_argnums=(0, 1), keep_unused=True), HELD // 2).bytes == HELD // 2
 
 
+def test_no_work_and_no_state_are_no_proof(compiled):
+    for what in dict(useful=0), dict(useful=1.0, factor=0.0):
+        with pytest.raises(ValueError, match="useful work and a factor above 0"):
+            proofs.assert_divided(compiled, 8, **what)
+    with pytest.raises(ValueError, match="a state of at least one byte, found 0"):
+        proofs.assert_donated(compiled, 0)
+
+
 def test_a_state_may_be_any_argument_and_must_be_one():
     static = jax.jit(lambda kind, x, state: ADDED(state, x), static_argnums=0, donate_argnames="state")
     made = static.lower("kind", STATE["m"], state=STATE).compile()

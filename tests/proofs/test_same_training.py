@@ -176,6 +176,48 @@ def test_a_random_key_among_the_parameters_is_compared_by_its_bits():
         proofs.assert_same_training(run(1), run(2), BATCHES[:2])
 
 
+def logging(metrics):
+    def stepped(state, x):
+        state, found = STEP(state, x)
+        return state, metrics(found["loss"])
+    return plain(step=stepped)
+
+
+@pytest.mark.parametrize("metrics, compared", [
+    (lambda loss, k: {"loss": loss, "scalar": {"accuracy": k * loss}}, "scalar/accuracy"),
+    (lambda loss, k: {"scalar": {"learning/loss": loss, "norm": [k, 1.0]}}, "scalar/norm/0"),
+    (lambda loss, k: {"loss": loss, "aux": {"losses": ({"z_loss": k * loss},)}},
+     "aux/losses/0/z_loss"),
+])
+def test_metrics_within_metrics_are_compared(metrics, compared):
+    right, wrong = (logging(lambda loss, k=k: metrics(loss, k)) for k in (1.0, 8.0))
+    verdict = proofs.assert_same_training(right, right, BATCHES[:2])
+    assert compared in verdict.metric_differences and "loss" in verdict.metric_differences
+    with pytest.raises(ProofFailed, match=f"{compared} at step 0, .* expected .* found"):
+        proofs.assert_same_training(wrong, right, BATCHES[:2])
+
+
+def test_metrics_that_are_no_scalars_are_named_and_a_loss_is_needed():
+    rows = logging(lambda loss: {"loss": loss, "rows": jnp.ones(3), "kind": {"of": "words"}})
+    verdict = proofs.assert_same_training(rows, rows, BATCHES[:2])
+    assert repr(verdict).endswith("; no scalars, not compared: kind/of, rows")
+    assert verdict.left_out == ["kind/of", "rows"]
+    for metrics, found in (lambda loss: {"cost": loss}, "cost"), (
+            lambda loss: {"a_loss": loss, "b_loss": loss}, "a_loss, b_loss"), (
+            lambda loss: (loss, {}), "tuple"):
+        with pytest.raises(ValueError, match=f"loss.*found {found}"):
+            proofs.assert_same_training(logging(metrics), rows, BATCHES[:1])
+
+
+def test_a_comparison_of_nothing_is_no_proof():
+    for nothing in dict(params=lambda state: {}), dict(gradients=lambda state, x: {}):
+        with pytest.raises(ValueError, match="at least one leaf to compare, found none"):
+            proofs.assert_same_training(plain(**nothing), plain(**nothing), BATCHES[:1])
+    idle = plain(step=lambda state, x: (state, loss(state, x)))
+    verdict = proofs.assert_same_training(idle, idle, BATCHES[:2])
+    assert repr(verdict).endswith("; no step changed a parameter, which says nothing")
+
+
 # Nothing is sent where its bytes are not counted -----------------------------------------------------
 
 def test_a_step_that_sends_past_its_program_is_refused(mesh):

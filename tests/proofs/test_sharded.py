@@ -108,7 +108,25 @@ def test_replicas_are_compared_bit_for_bit(mesh):
             r"leaf a: device 0 \(cpu\) and device 5 \(cpu\) should hold the same \[0:3\]; largest "
             r"difference 0.001, at \(2,\): expected -0, found 0.001")):
         proofs.assert_replicas_equal({"a": drifted})
-    proofs.assert_replicas_equal({"key": put(jax.random.key(1), mesh, P()), "host": np.zeros(2)})
+    verdict = proofs.assert_replicas_equal(
+        {"key": put(jax.random.key(1), mesh, P()), "host": np.zeros(2)})
+    assert repr(verdict) == "replicas equal: 1 leaf, 8 copies; 1 without copies"
+    assert verdict.compared == ["key"]
+
+
+@pytest.mark.parametrize("tree", [
+    lambda mesh: {"a": np.ones(3), "f": print}, lambda mesh: {},
+    lambda mesh: jax.pmap(lambda i: i * jnp.ones(4))(jnp.arange(8.0)),
+    lambda mesh: put(np.ones(8), mesh, P(("batch", "model"))), lambda mesh: jnp.ones(3)])
+def test_where_nothing_has_a_copy_no_verdict_says_that_copies_are_equal(mesh, tree):
+    verdict = proofs.assert_replicas_equal(tree(mesh))
+    assert repr(verdict).startswith("no replicas, nothing compared: ") and verdict.copies < 2
+
+
+def test_a_tree_without_leaves_is_not_sharded(mesh):
+    for tree in {}, {"a": ()}, None:
+        with pytest.raises(ValueError, match="a tree with leaves, found none"):
+            proofs.assert_sharded(tree, P("batch"), mesh)
 
 
 # Is the data that of the whole? --------------------------------------------------------------------
