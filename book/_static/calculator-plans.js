@@ -116,7 +116,7 @@ meshbook.plans = (() => {
     const byHand = rules !== "tensor_parallel";
     const times = isFullySharded(plan) && stage === 1 ? m : 1;
     if (stage === 1) {
-      send("all-reduce", ["batch", "expert"], m * 8);
+      send("all-reduce", ["batch", "expert"], 8 * (c.experts ? Math.min(m, 2) : 1));
       if (rules === "fully_sharded_again")
         send("all-gather", ["batch"], times * n * again(c, plan));
     }

@@ -151,8 +151,9 @@ def _of_weights(config, plan, number):
     whole, m = plan.stage > 1, plan.microbatches
     by_hand = plan.rules != "tensor_parallel"
     parts = m if plan.is_fully_sharded and not whole else 1
-    if not whole:
-        yield ("all-reduce", ("batch", "expert")), m * 2 * 4
+    if not whole:  # the compiler takes sums of loss and accuracy out of the loop over microbatches
+        sums = min(m, 2) if config.experts is not None else 1  # with experts all but the first's
+        yield ("all-reduce", ("batch", "expert")), sums * 2 * 4
         if plan.rules == "fully_sharded_again":
             yield ("all-gather", ("batch",)), parts * number * _again(config, plan)
     for (has_D, has_E, has_V, in_layers), q in own_groups(config, plan).items():

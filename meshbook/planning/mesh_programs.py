@@ -4,13 +4,17 @@ Times are by the compiler's clock, with the axes of the mesh as lines of chips: 
 than 4 × 4 × 4 chips of a v4 has no links around.
 """
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from meshbook.drawing.figures import bars
-from meshbook.planning.devices import GIB
+from meshbook.hlo.clock import LANES
+from meshbook.models.decoder import DecoderConfig
+from meshbook.planning.devices import GIB, Device
+from meshbook.planning.mesh_steps import DRAWN, plan_drawn
 from meshbook.planning.meshes import RECORD, Plan
 from meshbook.planning.topologies import RESULTS, Compilation
 from meshbook.text import text_table
@@ -19,6 +23,7 @@ SLICES = "2 slices v4:2x2x1"
 SLICED = dict(vocabulary=1_024, tokens=256, embed=512, hidden=2048, heads=8, layers=4)
 RULES = {"tensor_parallel": "whole", "fully_sharded": "fsdp", "fully_sharded_kept": "fsdp",
          "fully_sharded_again": "again"}  # for tables
+TIE = 1.1  # steps less than so many times apart are in no order by the compiler's clock
 SPENT = {"products": "products", "memory": "memory", "random": "random numbers"}
 
 
@@ -38,6 +43,14 @@ class Recorded(NamedTuple):
         """ms of a step in which a chip waits for links."""
         return self.program.seen["exposed"]
 
+    def on_torus(self, wire: float):
+        """ms of a step: the compiler's work, and links as they lie on the torus; None as of step.
+
+        wire: seconds, of a `Ranked`. The clock lays every axis of a mesh along one line of chips,
+        so its own waits are those of another machine.
+        """
+        return self.step - self.exposed + 1e3 * wire if self.program.fits else None
+
 
 def recorded_plans():
     """{plan: Recorded} of all that were compiled."""
@@ -51,6 +64,28 @@ def recorded_plans():
 def name_of_slices(how: str):
     """The name under which a program for two slices is kept; how: whole, hybrid or all chips."""
     return f"{SLICES} (2, 4) {how}"
+
+
+def ties(times: Mapping[Any, float], factor: float = TIE):
+    """The keys whose times are less than a factor times the least, the least first.
+
+    Which of them is first the times cannot say: chapter tpu-time holds the clock against published
+    measurements. Raises ValueError where there are no times.
+    """
+    least = min(times.values())
+    return sorted((key for key, t in times.items() if t < factor * least), key=times.get)
+
+
+def seconds_for_others(config: DecoderConfig, plan: Plan, rows: int, device: Device):
+    """Seconds in which a recorded step draws dropout's numbers of rows that are not the device's.
+
+    In the pipelines of this record each device draws those of all rows, without stages its own.
+    By formula, of a step with so many rows on all devices.
+    """
+    across = plan.batch * plan.expert
+    alone = replace(plan, batch=1, expert=1)
+    own = plan_drawn(config, alone, rows // across) * DRAWN / LANES / device.clock
+    return (plan.stage > 1) * (across - 1) * own
 
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]):

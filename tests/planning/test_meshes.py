@@ -44,7 +44,12 @@ def compiled(plan, config, rows=16):
         return step.lower(*given).compile(), mesh, given[0]
 
 
+ONE_ACTIVE = dataclasses.replace(EXPERTS, experts=dataclasses.replace(EXPERTS.experts, active=1))
 CASES = {
+    "one active, three microbatches": (ONE_ACTIVE, Plan(2, expert=2, model=2, rules="zero1",
+                                                        microbatches=3, remat="none")),
+    "experts, five microbatches": (EXPERTS, Plan(4, expert=2, microbatches=5, remat="products")),
+    "dense, three microbatches": (LATENT, Plan(4, model=2, rules="zero1", microbatches=3)),
     "stages and model": (DENSE, Plan(2, stage=2, model=2, rules="fully_sharded", microbatches=4)),
     "gathered again": (LATENT, Plan(8, rules="fully_sharded_again", remat="none")),
     "experts, products": (EXPERTS, Plan(4, model=2, rules="tensor_parallel", remat="products")),
@@ -58,18 +63,19 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_work_and_parameters_are_those_of_the_program(name):
     config, plan = CASES[name]
-    program, mesh, state = compiled(plan, config)
-    assert impossible(config, plan, 16) == ""
-    proofs.assert_communicates(program, mesh, plan_traffic(config, plan, 16))
-    assert work(program) == plan_work(config, plan, 16).done
+    rows = 16 if 16 % plan.microbatches == 0 else 8 * plan.microbatches
+    program, mesh, state = compiled(plan, config, rows)
+    assert impossible(config, plan, rows) == ""
+    proofs.assert_communicates(program, mesh, plan_traffic(config, plan, rows))
+    assert work(program) == plan_work(config, plan, rows).done
     held = [math.prod(leaf.sharding.shard_shape(leaf.shape))
             for leaf in jax.tree.leaves(state.params)]
     assert sum(held) == own_parameters(config, plan)
     planted = dataclasses.replace(plan, remat="all" if plan.remat == "none" else "none")
-    assert work(program) != plan_work(config, planted, 16).done
+    assert work(program) != plan_work(config, planted, rows).done
     with pytest.raises(AssertionError):  # a formula for another mesh
         other = dataclasses.replace(plan, batch=plan.batch // 2, model=plan.model * 2)
-        proofs.assert_communicates(program, mesh, plan_traffic(config, other, 16))
+        proofs.assert_communicates(program, mesh, plan_traffic(config, other, rows))
 
 
 @pytest.mark.parametrize("chips", (1, 6, 8, 32))
