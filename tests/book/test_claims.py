@@ -13,6 +13,7 @@ DONE = {
     "03-vision-transformer",
     "05-seeing-shardings",
     "07-stories-into-tokens",
+    "12-tensor-and-sequence",
     "about",
     "augmentation-parity",
     "checkpoints",
