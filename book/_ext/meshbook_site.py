@@ -66,7 +66,7 @@ def add_calculator(app, pagename, templatename, context, doctree):
         for script in ("form-elements.js", "calculator.js", "calculator-decoder.js",
                        "calculator-axes.js", "calculator-places.js", "calculator-plans.js",
                        "calculator-meshes.js", "calculator-plans-form.js", "calculator-ranking.js",
-                       "calculator-timeline.js", "calculator-form.js"):
+                       "calculator-timeline.js", "calculator-limits.js", "calculator-form.js"):
             app.add_js_file(script, loading_method="defer")
 
 

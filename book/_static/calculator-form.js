@@ -5,7 +5,8 @@
 (() => {
   const PARTS = meshbookParts; // {kind of memory: [words, colour]}, from the bottom upwards
   const {element, commas, digits, scaled, memoryOf, timeOf, table} = meshbookForm;
-  const {timeline, whole} = meshbookTimeline;
+  const {timeline, whole} = meshbookTimeline, limits = meshbookLimits;
+  const said = sentences => sentences.map(words => element("p", {className: "calculator-limit"}, words));
   const DECODER = {
     vocabulary: 50257, tokens: 256, embed: 256, hidden: 512, heads: 8, groups: 0, latent: 0,
     rotary: 0, layers: 4, period: 1, gated: 1, bias: 0, byRow: 0, number: 4, remat: "none",
@@ -82,7 +83,7 @@
     return made;
   };
 
-  // A compiler needs more than the formula, and more of that with checkpoints: the page says how much.
+  // A compiler needs more than the formula: the page says how much.
   const verdict = (peak, memory, checkpointed) => {
     const share = `${memoryOf(peak)} of ${memoryOf(memory)} on each device`;
     if (peak > memory) return ["no", `Does not fit: ${share}`];
@@ -117,7 +118,8 @@
                          element("span", {}, "Moment of the step"), slider), told, bytes];
   };
 
-  const shown = (found, {device, sizes, checkpointed, rows, across}) => {
+  const shown = (found, choice) => {
+    const {device, sizes, checkpointed, rows, across} = choice;
     const keepsLess = checkpointed || (sizes.remat ?? "none") !== "none";
     const [kind, words] = verdict(found.peak, device.memory, keepsLess);
     const slowest = Math.max(...Object.values(found.floors));
@@ -131,6 +133,7 @@
     const longest = Object.keys(found.floors).find(name => found.floors[name] === slowest);
     return [
       element("p", {className: `calculator-verdict calculator-${kind}`}, words),
+      ...said(limits.ofMemory(choice)),
       ...overTime(found, device.memory, words),
       table("Work of a step", ["what", "FLOPs"], [
         ["useful, of all devices", flopsOf(found.useful)],
@@ -142,29 +145,32 @@
         ["what", "result bytes per device", "wire bytes per device"], traffic)
         : element("p", {}, "This step has no collectives."),
       table("Floors of a step", ["limited by", "at least", ""], floors),
-      element("p", {}, `No program that keeps ${keepsLess ? "what this one keeps" : "its activations"} in memory takes less than `
-        + `${timeOf(slowest)} per step here, because of its `
+      element("p", {}, `A step that keeps ${keepsLess ? "what this one keeps" : "its activations"} in `
+        + `memory, and does the work counted here, takes at least ${timeOf(slowest)}, because of its `
         + `${longest === "memory" ? "traffic to memory" : longest}. A real one takes longer.`),
+      ...said([...limits.ofWork(choice), ...limits.ofLinks(choice)]),
     ];
   };
 
   // All meshes of as many devices, each with its best preset; the one that is chosen is marked.
   const shownMeshes = choice => {
-    const {model, rows, across} = choice, names = presetsOf(model);
+    const {model, rows, across, preset} = choice, names = presetsOf(model);
     const {found, refused} = meshbook.ranking.meshes(choice, rows * across);
-    const mine = each => each.rows === rows && each.across === across;
+    const mine = each => each.rows !== rows || each.across !== across ? ""
+      : each.preset === preset ? ", chosen" : ", the chosen mesh with another sharding";
     return [
       table(`All meshes of ${rows * across} devices`, ["batch, model", "memory", "floors, summed"],
         found.map(each => [
-          `(${each.rows}, ${each.across}) ${names[each.preset]}${mine(each) ? ", chosen" : ""}`,
+          `(${each.rows}, ${each.across}) ${names[each.preset]}${mine(each)}`,
           `${memoryOf(each.found.peak)}${each.fits ? "" : ", no"}`, timeOf(each.seconds)])),
-      element("p", {}, "Each with its best sharding; “no” does not fit."),
+      element("p", {}, limits.ORDER),
       ...refused.map(([[one, other], why]) => element("p", {}, `(${one}, ${other}): ${why}`)),
     ];
   };
 
   // Of stages the formula counts what a schedule has to keep: a program keeps more.
-  const shownAlong = ({memory, peak, traffic, bubble}, {device, axis}) => {
+  const shownAlong = ({memory, peak, traffic, bubble}, choice) => {
+    const {device, axis} = choice;
     const [kind, words] = verdict(peak, device.memory, false), least = axis === "stage";
     const kinds = Object.keys(PARTS).filter(kind => memory[kind]).reverse();
     const rows = traffic.map(([what, along, result, wire]) => [
@@ -174,6 +180,7 @@
         least ? words.replace(/^(Fits|Tight): /, "Needs at least ") : words),
       ...(least ? [element("p", {}, `Bubble: ${digits(100 * bubble)}% of the time of each `
         + "device.")] : []),
+      ...said([...limits.ofMemory(choice), ...limits.ofLinks(choice)]),
       table("Memory of each device", ["what", "bytes at most", ""], kinds.map(kind => [
         element("span", {}, swatch(PARTS[kind][1]), PARTS[kind][0]), commas(memory[kind]),
         memoryOf(memory[kind])])),
@@ -270,7 +277,8 @@
           "p", {}, "Counted without the experts; the ranking below has them.")] : []),
         ...(choice.preset in AXES ? shownAlong(meshbook.axes.estimate(choice), choice)
           : [...shown(meshbook.estimate(choice), choice),
-             ...(choice.slice ? [] : shownMeshes(choice))]));
+             ...(choice.slice && !limits.ofRanking(choice).length ? [] : shownMeshes(choice))]),
+        ...said(limits.ofRanking(choice)));
         history.replaceState(null, "", `#${new URLSearchParams(new FormData(form))}`);
       } catch (error) {
         if (!(error instanceof RangeError)) throw error;

@@ -32,8 +32,14 @@ const meshbookPlans = (() => {
   const shown = ({found, refused}, {device, slice}, wasOpen) => {
     const of = `${slice.split("x").join(" × ")} ${device.name}`;
     const head = ["mesh and plan", "step", "memory"];
-    const because = {};
-    for (const {mesh, why} of refused) (because[why] ??= []).push(mesh);
+    const reasons = refused => {
+      const because = {};
+      for (const {mesh, why} of refused) (because[why] ??= []).push(mesh);
+      return element("ul", {}, ...Object.entries(because).map(([why, meshes]) => element(
+        "li", {}, `${why}: ${which(meshes)}`)));
+    };
+    const isUnknown = ({why}) => why.includes("no formula here");
+    const [unknown, impossible] = [refused.filter(isUnknown), refused.filter(each => !isUnknown(each))];
     const which = meshes => meshes.length > 1 && meshes.every(({context}) => context > 1)
       ? `all ${meshes.length} meshes with a context` : meshes.map(where).join("; ");
     return [
@@ -43,9 +49,11 @@ const meshbookPlans = (() => {
         + "memory free; “no” where none does.")] : []),
       ...(found.length > FIRST ? [folded(`${found.length - FIRST} more meshes`, wasOpen[0], table(
         "The others", head, rows(found.slice(FIRST))))] : []),
-      ...(refused.length ? [folded(`${refused.length} meshes are impossible`, wasOpen[1], element(
-        "ul", {}, ...Object.entries(because).map(([why, meshes]) => element(
-          "li", {}, `${why}: ${which(meshes)}`))))] : []),
+      ...(impossible.length ? [folded(`${impossible.length} meshes are impossible`, wasOpen[1],
+                                      reasons(impossible))] : []),
+      ...(unknown.length ? [folded(`${unknown.length} meshes with a context are not ranked`, wasOpen[2],
+        element("p", {}, "“split context”, a sharding, counts the memory and the collectives of one "
+          + "context beside one batch axis."), reasons(unknown))] : []),
     ];
   };
 

@@ -3,7 +3,7 @@
 
 const meshbookTimeline = (() => {
   const PARTS = meshbookParts; // {kind of memory: [words, colour]}, from the bottom upwards
-  const {drawn} = meshbookForm;
+  const {digits, drawn} = meshbookForm, UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
   const whole = ({held}) => Object.values(held).reduce((all, each) => all + each, 0);
   const ticks = length => {
     const unit = 10 ** Math.floor(Math.log10(length / 2));
@@ -32,11 +32,12 @@ const meshbookTimeline = (() => {
                                 "data-kind": kind}));
       floor = roof;
     }
-    const power = Math.min(3, Math.floor(Math.log(most) / Math.log(1024))), unit = 1024 ** power;
+    const power = Math.min(UNITS.length - 1, Math.floor(Math.log(most) / Math.log(1024)));
+    const unit = 1024 ** power;
     for (const value of ticks(most / unit))
       art.append(line(LEFT - 4, level(value * unit), LEFT, level(value * unit)),
                  text(LEFT - 6, level(value * unit) + 4,
-                      `${Number(value.toPrecision(3))} ${["B", "KiB", "MiB", "GiB"][power]}`, "end"));
+                      `${digits(Number(value.toPrecision(3)))} ${UNITS[power]}`, "end"));
     const base = TOP + HIGH, turn = LEFT + wide * moments.findIndex(
       ({phase}) => phase === "backward");
     const mark = line(0, TOP - 14, 0, base, {"stroke-width": 1.5, class: "calculator-mark"});

@@ -24,14 +24,15 @@ const meshbookForm = (() => {
   };
   const commas = number => Math.round(number).toLocaleString("en-US");
 
-  const digits = number => number >= 100 ? commas(number) : Number(number.toPrecision(3)).toString();
+  const digits = number => number >= 1e7 ? number.toExponential(2).replace("e+", " × 10^")
+    : number >= 100 ? commas(number) : Number(number.toPrecision(3)).toString();
   const scaled = (number, units, step) => {
     let at = 0;
     while (number >= step && at < units.length - 1) [number, at] = [number / step, at + 1];
     return `${digits(number)} ${units[at]}`;
   };
-  const memoryOf = bytes => scaled(bytes, ["B", "KiB", "MiB", "GiB", "TiB"], 1024);
-  const timeOf = seconds => scaled(seconds * 1e6, ["µs", "ms", "s"], 1000);
+  const memoryOf = bytes => scaled(bytes, ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"], 1024);
+  const timeOf = seconds => scaled(seconds * 1e12, ["ps", "ns", "µs", "ms", "s"], 1000);
   const table = (caption, head, rows) => element("table", {className: "table"},
     element("caption", {}, caption),
     element("thead", {}, element("tr", {}, ...head.map(

@@ -43,7 +43,8 @@ class Estimate(NamedTuple):
 class Ranked(NamedTuple):
     """The best preset of a mesh: mesh {axis: size}, preset, Estimate; whether a device has room.
 
-    seconds: the sum of the floors, which is the time of a step if nothing overlaps.
+    seconds: the sum of the floors, a lower bound of a step in which nothing overlaps. Bounds of
+    different programs need not be in the order of these programs' times.
     """
 
     mesh: dict
@@ -59,7 +60,10 @@ def ranked_meshes(
 ):
     """All meshes of two axes of so many devices: ([Ranked], {(batch, model): why not}).
 
-    Those that fit come first, and of them those of the fewest seconds. Arguments as of `estimate`.
+    Those that fit come first, and of them those of the fewest seconds, which is an order of lower
+    bounds, not of times: memory and traffic of a preset are not always those of one program. With
+    fully sharded weights, one layer is counted as gathered, and the links carry one gather of each,
+    whether or not the preset gathers again. Arguments as of `estimate`.
     """
     found, refused = [], {}
     for across in (size for size in range(1, devices + 1) if devices % size == 0):
@@ -101,6 +105,10 @@ def estimate(
     backward pass. Memory is counted so; the work of the second forward pass of the blocks, at most
     a third of the step's, and what it sends depend on the compiler and are not counted, so that the
     floors still are floors. Of a decoder, whose config says what is kept, both are counted.
+    Memory is counted in a TPU's tiles, on any device, and without fused attention: scores that are
+    kept are written. Attention counts for all pairs of tokens: a program that skips those that a
+    causal mask hides can take less than the floor of compute. All links of a GPU lead to all others
+    here, as within a node.
     Raises ValueError for an unknown preset, and where the mesh does not divide sizes.
     """
     is_decoder = isinstance(config, DecoderConfig)

@@ -106,7 +106,7 @@ def page(tab, tmp_path):
                f"const meshbookParts = {json.dumps(WORDS)};"]
     scripts += [(STATIC / name).read_text("utf8") for name in (
         "form-elements.js", *SCRIPTS, "calculator-plans-form.js", "calculator-ranking.js",
-        "calculator-timeline.js", "calculator-form.js")]
+        "calculator-timeline.js", "calculator-limits.js", "calculator-form.js")]
     style, path = (STATIC / "meshbook.css").read_text("utf8"), tmp_path / "calculator.html"
     path.write_text(f"<!doctype html><meta charset=utf-8><style>{style}</style>"
                     "<div id=calculator></div>" + "".join(f"<script>{each}</script>"
