@@ -19,6 +19,7 @@ DONE = {
     "07-stories-into-tokens",
     "08-pretraining-minigpt",
     "09-profiling",
+    "10-one-device",
     "11-zero-and-fsdp",
     "12-tensor-and-sequence",
     "13-pipeline-schedules",
