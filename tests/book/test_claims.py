@@ -27,6 +27,7 @@ DONE = {
     "17-choosing-a-mesh",
     "about",
     "augmentation-parity",
+    "calculator",
     "checkpoints",
     "elsewhere",
     "errata",

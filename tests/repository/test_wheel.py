@@ -1,6 +1,7 @@
 """The package alone, as a stranger's project has it: what a wheel holds, and the proofs in a test."""
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -56,6 +57,18 @@ def test_modules_and_records_are_there_and_nothing_of_the_book(installed):
     modules = lambda root: {path.relative_to(root) for path in root.glob("meshbook/**/*.py")}
     assert modules(installed) == modules(ROOT)
     assert (installed / "meshbook" / "hosts" / "pins.txt").exists()
+
+
+def test_the_pages_name_what_an_installation_brings(installed):
+    (metadata,) = installed.glob("meshbook-*.dist-info/METADATA")
+    lines = re.findall(r"^Requires-Dist: ([\w-]+)([^\n]*)", metadata.read_text("utf8"), re.M)
+    needed = {name for name, rest in lines if "extra ==" not in rest}
+    (newest,) = re.findall(r"setuptools>=(\d+)", (ROOT / "pyproject.toml").read_text("utf8"))
+    for page in "README.md", "book/api.md", "book/start-here.md":
+        text = (ROOT / page).read_text("utf8")
+        _, found, rest = text.partition("pip install git+https://github.com/mesh-book/mesh-book")
+        assert found and all(re.search(rf"\b{name}\b", rest[:400]) for name in needed), page
+        assert page.endswith("start-here.md") or f"setuptools {newest} or newer" in rest[:700]
 
 
 def test_recorded_results_are_read_from_the_package(installed, tmp_path):
