@@ -4,9 +4,11 @@ A piece is a range of bytes, or of the row groups of a Parquet file. A document 
 in which it begins, so pieces need not be cut where documents end: whatever the cuts, each document
 is in one piece, and the pieces in order have the documents in order.
 """
+import codecs
 import hashlib
 import json
 import os
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +78,7 @@ def documents_of(source: Input, begin: int, end: int, field: str):
     """Yield the documents that begin in a piece; field: where JSON and Parquet have the text.
 
     Raises ValueError for a line that is not a JSON object with that text, for bytes that are not
-    UTF-8, and for a document that contains END, OSError where the file cannot be read.
+    UTF-8 and for NUL bytes, and for a document that contains END, OSError where the file cannot be read.
     """
     if source.kind == "parquet":
         found = rows(source, begin, end, field)
@@ -100,8 +102,18 @@ def texts(source: Input, begin: int, end: int, field: str):
 
 
 def text_in(source: Input, at: int, record: bytes, field: str):
-    """The text of one record, which begins at this byte of its file."""
+    """The text of one record, which begins at this byte of its file.
+
+    A byte-order mark before the first record is dropped, with a warning.
+    """
+    if at == 0 and record.startswith(codecs.BOM_UTF8):
+        warnings.warn(f"{source.url} begins with a byte-order mark, which is left out of its first "
+                      "document", stacklevel=2)
+        record = record.removeprefix(codecs.BOM_UTF8)
     try:
+        if b"\0" in record:
+            raise UnicodeDecodeError("utf-8", record, record.index(b"\0"), record.index(b"\0") + 1,
+                                     "NUL, as UTF-16 and UTF-32 have it,")
         if source.kind == "text":
             return record.decode().strip()
         found = json.loads(record)

@@ -44,7 +44,7 @@ def place_of(environment: Mapping[str, str]):
         first, many = SLURM_PORTS
         port = first + int(environment["SLURM_JOB_ID"]) % many
         place = Place(f"{first_host(environment['SLURM_STEP_NODELIST'])}:{port}",
-                      int(environment["SLURM_NTASKS"]), int(environment["SLURM_PROCID"]))
+                      tasks_of_step(environment), int(environment["SLURM_PROCID"]))
     else:
         return None
     split_address(place.address)
@@ -62,6 +62,22 @@ def first_host(nodes: str):
     return name + rest.replace("-", ",").replace("]", ",").partition(",")[0]
 
 
+def tasks_of_step(environment: Mapping[str, str]):
+    """How many tasks a Slurm step has: fewer than its job, where `srun` was told so."""
+    return int(environment.get("SLURM_STEP_NUM_TASKS") or environment["SLURM_NTASKS"])
+
+
+def missing_tasks(environment: Mapping[str, str]):
+    """One sentence about the tasks of a Slurm job that are not in this step, or ""."""
+    if "SLURM_STEP_NUM_TASKS" not in environment or "SLURM_NTASKS" not in environment:
+        return ""
+    own, all_of_job = tasks_of_step(environment), int(environment["SLURM_NTASKS"])
+    if own >= all_of_job:
+        return ""
+    return (f"this Slurm step has {own} of the {all_of_job} tasks of its job, and is a run of its "
+            f"own: nobody waits for the other {all_of_job - own}")
+
+
 def connect(patience: float = 300.0):
     """Join the other processes of this run, if there are any; comes before all else of JAX.
 
@@ -74,6 +90,8 @@ def connect(patience: float = 300.0):
     sys.excepthook = ends
     if place is None:
         return
+    if missing := missing_tasks(os.environ):
+        say(missing)
     meet(place.address, place.count, place.index, patience, say)
     jax.distributed.initialize(
         place.address, place.count, place.index, coordinator_bind_address=place.address,

@@ -110,6 +110,36 @@ def test_bytes_that_are_no_text_are_named(tmp_path):
         read_in_pieces(*find_inputs(tmp_path / "y.jsonl"), [])
 
 
+@pytest.mark.parametrize("code", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be", "utf-16"])
+@pytest.mark.parametrize("name, whole, where", [
+    ("x.txt", "caf\u00e9 and more", "x.txt, document 1"),
+    ("y.jsonl", '{"text": "more"}\n', "y.jsonl, line 1")])
+def test_texts_of_wider_characters_are_refused_by_their_nul_bytes(
+        tmp_path, code, name, whole, where):
+    (tmp_path / name).write_bytes(whole.encode(code))
+    with pytest.raises(ValueError, match=rf"{where} is bytes that are not UTF-8 \((NUL, as UTF-16 "
+                                         r"and UTF-32 have it,|invalid \S+ byte) at its byte \d"):
+        read_in_pieces(*find_inputs(tmp_path), [])
+
+
+def test_a_nul_byte_is_named_by_its_place(tmp_path):
+    (tmp_path / "x.txt").write_bytes(b"fine" + END.encode() + b"ab\0c")
+    with pytest.raises(ValueError, match=r"x.txt, document 2 .*\(NUL, as .* at its byte 2\)"):
+        read_in_pieces(*find_inputs(tmp_path), [])
+    (tmp_path / "x.txt").unlink()
+    (tmp_path / "y.jsonl").write_text('{"text": "a\\u0000b"}\n')  # written as JSON wants it
+    assert read_in_pieces(*find_inputs(tmp_path), []) == ["a\0b"]
+
+
+@pytest.mark.parametrize("name, whole, expected", [
+    ("x.txt", "one" + END + "\ufefftwo", ["one", "\ufefftwo"]),  # within a text it is a character
+    ("y.jsonl", '{"text": "one"}\n{"text": "two"}\n', ["one", "two"])])
+def test_a_byte_order_mark_is_no_part_of_the_first_document(tmp_path, name, whole, expected):
+    (tmp_path / name).write_text(whole, "utf-8-sig")
+    with pytest.warns(UserWarning, match=f"{name} begins with a byte-order mark, which is left out"):
+        assert read_in_pieces(*find_inputs(tmp_path), []) == expected
+
+
 def test_inputs_that_are_none(tmp_path):
     with pytest.raises(FileNotFoundError, match="expected files .jsonl, .ndjson, .txt, .parquet"):
         find_inputs(tmp_path)

@@ -1,5 +1,6 @@
 """Which process of a run this is, and how it joins the others: at one address of this machine."""
 import pathlib
+import re
 
 import pytest
 from many import many
@@ -45,6 +46,19 @@ SLURM = {"SLURM_JOB_ID": "4097", "SLURM_NTASKS": "4", "SLURM_PROCID": "3"}
 def test_slurms_variables_give_a_place(nodes, host):
     assert places.place_of(SLURM | {"SLURM_STEP_NODELIST": nodes}) == places.Place(
         f"{host}:61441", 4, 3)
+
+
+def test_a_slurm_step_of_fewer_tasks_than_its_job_is_a_run_of_its_own():
+    """`srun --pty` on an allocation of 8 tasks runs 1, and Slurm still says SLURM_NTASKS=8."""
+    job = SLURM | {"SLURM_STEP_NODELIST": "node7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}
+    for own, words in ("1", "has 1 of the 8 tasks .* nobody waits for the other 7"), (
+            "6", "has 6 of the 8 .* the other 2"):
+        step = job | {"SLURM_STEP_NUM_TASKS": own}
+        assert places.place_of(step) == places.Place("node7:61441", int(own), 0)
+        assert re.search(words, places.missing_tasks(step))
+    for whole in job, job | {"SLURM_STEP_NUM_TASKS": "8"}, {}:
+        assert places.missing_tasks(whole) == ""
+    assert places.place_of(job).count == 8
 
 
 def test_without_a_cluster_there_is_no_place():
