@@ -91,9 +91,10 @@ def capacity(factor: int | float, tokens: int, active: int, experts: int):
 def slots_of(experts_BTA: Int[Array | np.ndarray, "B T A"], experts: int, capacity: int):
     """The slot of each choice, (B, T, A): e·C + place in expert e's slots for this row, or E·C.
 
-    experts: E; capacity: C. A choice of E is none, and takes no place. Choices of a row take places in the order of its tokens. E·C, which no
-    slot has, is for a choice that is dropped, because the C places were taken by earlier tokens.
-    Slots over C are experts, as `loads` counts them. Raises ValueError for a capacity below 1.
+    experts: E; capacity: C. Choices of a row take places in the order of its tokens; a choice of E
+    is none, and takes no place. E·C, which no slot has, is for a choice that is dropped, because
+    the C places were taken by earlier tokens. Slots over C are experts, as `loads` counts them.
+    Raises ValueError for a capacity below 1.
     """
     if capacity < 1:
         raise ValueError(f"expected a capacity of 1 or more slots; found {capacity}")
