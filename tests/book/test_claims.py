@@ -41,6 +41,7 @@ DONE = {
     "start-here",
     "status",
     "tensorboard",
+    "tpu-time",
     "troubleshooting",
 }
 AWAITED = set(PAGES) - DONE  # pages whose list is not complete: what it has must be right
