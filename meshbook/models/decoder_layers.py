@@ -17,12 +17,13 @@ from flax import nnx
 from jax.nn import initializers as init
 from jaxtyping import Array, Float, Int
 
+from meshbook.models.decoder_dropout import dropped
 from meshbook.models.expert_layers import Experts
 from meshbook.models.heads import (
     Angles, GroupedQueryAttention, Hidden, LatentAttention, Sees, biases, multiplied, uniform
 )
-from meshbook.models.layers import dropout, keys_for
-from meshbook.sharding import Sharding, beside, varies
+from meshbook.models.layers import keys_for
+from meshbook.sharding import Sharding, beside
 
 
 class RMSNorm(nnx.Module):
@@ -78,7 +79,7 @@ class DecoderLayer(nnx.Module):
         shared = config.experts.shared if has_experts else config.hidden
         self.mlp = FeedForward(config, sharding, make, shared) if shared else None
         self.experts = Experts(config, sharding, make) if has_experts else None
-        self.rate, self.has_positions = config.dropout, has_positions
+        self.rate, self.has_positions, self.sharding = config.dropout, has_positions, sharding
 
     def __call__(self, x_BTD: Hidden, angles_BTk: Angles, sees_BTs: Sees,
                  key: jax.Array | None = None):
@@ -125,7 +126,8 @@ class DecoderLayer(nnx.Module):
         over whole rows; it returns something in place of Loads.
         """
         first, second = keys_for(key, 2)
-        x_BTD, loads = x_BTD + dropped(y_BTD, self.rate, first), None
+        drop, loads = partial(dropped, rate=self.rate, sharding=self.sharding), None
+        x_BTD = x_BTD + drop(y_BTD, key=first)
         normed_BTD = self.norm2(x_BTD)
         with jax.named_scope("mlp"):
             y_BTD = None if self.mlp is None else self.mlp(normed_BTD)
@@ -133,21 +135,4 @@ class DecoderLayer(nnx.Module):
             with jax.named_scope("experts"):
                 found_BTD, loads = (use or self.experts)(normed_BTD)
             y_BTD = found_BTD if y_BTD is None else found_BTD + y_BTD
-        return x_BTD + dropped(y_BTD, self.rate, second), loads
-
-
-def dropped(x_BTD: Hidden, rate: int | float, key: jax.Array | None):
-    """dropout of x, with the numbers that its rows have among those of all devices.
-
-    In a shard_map that is manual over axes that split the rows, x has other rows on each device,
-    and the key is the same: to know its own numbers, a device draws those of all rows.
-    """
-    if key is None or rate == 0:
-        return x_BTD
-    names = jax.sharding.get_abstract_mesh().axis_names
-    axes = tuple(axis for axis in names if axis in varies(x_BTD) - varies(key))
-    if not axes:
-        return dropout(x_BTD, rate, key)
-    B, *others = x_BTD.shape
-    of_all = dropout(jnp.ones((B * jax.lax.axis_size(axes), *others), x_BTD.dtype), rate, key)
-    return x_BTD * jax.lax.dynamic_slice_in_dim(of_all, jax.lax.axis_index(axes) * B, B)
+        return x_BTD + drop(y_BTD, key=second), loads

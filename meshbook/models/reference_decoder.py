@@ -15,9 +15,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.random import threefry_2x32
 from jaxtyping import Array, Float, Int
 
-from meshbook.models.reference import dropped, folded
+from meshbook.models.reference import folded
 
 LATENT = "w_latent_DSR"
 
@@ -66,6 +67,23 @@ def decoder_with_experts(
             of_experts.append(found)
         x_BTD = x_BTD + dropped(y_BTD, rate, keys[1])
     return normalised(params["norm"], x_BTD) @ params["token_VD"].T, of_experts
+
+
+def dropped(x_BTD: Float[Array, "B T D"], rate: int | float, key: jax.Array | None):
+    """x with a share of its elements 0 and the rest scaled up; without a key, x.
+
+    A token draws words of 32 bits by its number in the batch, and each has four numbers from 0 to
+    255, from its lowest on, for four elements that lie a quarter of the vector apart.
+    """
+    if key is None or rate == 0:
+        return x_BTD
+    some, (B, T, D) = round(rate * 256), x_BTD.shape
+    pair_N2 = jnp.stack(jnp.divmod(jnp.arange(B * T * ((D + 3) // 4)), (D + 3) // 4), -1)
+    hashed_N2 = jax.vmap(threefry_2x32, (None, 0))(
+        tuple(jax.random.key_data(key)), pair_N2.astype(jnp.uint32))
+    words_BTW = (hashed_N2[:, 0] ^ hashed_N2[:, 1]).reshape(B, T, -1)
+    drawn_BTD = jnp.concatenate([words_BTW // 256**n % 256 for n in range(4)], -1)[..., :D]
+    return jnp.where(drawn_BTD < some, 0, x_BTD / (1 - some / 256))
 
 
 def normalised(p: Mapping, x_BTD: Float[Array, "... D"]):

@@ -21,8 +21,8 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 INLINED = {"jit", "remat2", "checkpoint", "closed_call", "custom_jvp_call"}  # dealt out inside, too
 KEPT = {  # what later parts do not repeat
     "dot_general", "conv_general_dilated", "shard_map", "scan", "while", "cond", "random_bits",
-    "psum", "psum_invariant", "pmax", "all_gather", "all_gather_invariant", "reduce_scatter",
-    "all_to_all", "ppermute"}
+    "optimization_barrier", "psum", "psum_invariant", "pmax", "all_gather", "all_gather_invariant",
+    "reduce_scatter", "all_to_all", "ppermute"}
 
 
 class Part(NamedTuple):
