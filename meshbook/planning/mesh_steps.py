@@ -214,7 +214,10 @@ def plan_moved(config: DecoderConfig, plan: Any, rows: int):
 
 
 def plan_drawn(config: DecoderConfig, plan: Any, rows: int):
-    """Random numbers that one device draws for dropout: in a pipeline those of all rows."""
+    """Random numbers that one device draws for dropout, as in the recorded programs.
+
+    There a device of a pipeline drew those of all rows; today it draws those of its own.
+    """
     forward, redone, _ = passes_of(plan)
     share = 1 if plan.stage > 1 else plan.batch * plan.expert
     passes = slots_of(plan) or forward + redone * (plan.remat != "none")
