@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from meshbook.proofs.rounding import FACTOR, copied, rounding_of
 from meshbook.proofs.sharded import assert_replicas_equal
 from meshbook.proofs.shards import wide
 from meshbook.proofs.transfers import transfers
 from meshbook.proofs.verdicts import ProofFailed, Verdict, device_name, named_leaves
 
 TOLERANCE = 1e-5  # of the global norm of the gradients, or of the change of the parameters
-ZERO = 1e-6  # of the same norm: too small to fail at TOLERANCE, and mere rounding for Adam
+ZERO = 1e-6  # of the same norm: perhaps mere rounding, which is then measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,22 +38,28 @@ class Run:
 
 
 def assert_same_training(
-    a: Run | tuple, b: Run | tuple, batches: Iterable, rtol: int | float = 2e-6
+    a: Run | tuple, b: Run | tuple, batches: Iterable, rtol: int | float = 2e-6,
+    tolerance: int | float = TOLERANCE,
 ):
     """Prove that two runs train alike: every metric, the first gradients, the last parameters.
 
     a, b: Run, or a tuple of its fields; b is the reference, say one device. batches: what each step
     is given, one after the other; 20 of them are a good proof. Losses are compared at every step,
     relative to the larger (or to a hundredth of the first one, where training came close to zero),
-    and so are all other scalars among the metrics, to 1e-5. Gradients are compared at the first
-    batch, leaf by leaf, to 1e-5 of their global norm, and parameters after the last step to 1e-5 of
-    the norm of the whole change, plus their rounding.
+    and so are all other scalars among the metrics, to `tolerance`. Gradients are compared at the
+    first batch, leaf by leaf, to `tolerance` of the leaf's norm, or to what rounding makes of it,
+    if that is more, but never to more than `tolerance` of their global norm. Parameters are
+    compared after the last step to `tolerance` of the norm of the whole change, plus their
+    rounding; without gradients, of that of the leaf's own change.
+    tolerance: 1e-5 is for float32. What computes in bfloat16 needs 1e-2 or so, and a larger rtol;
+    errors below that are then not seen.
     Use plain SGD for the parameters: Adam turns the rounding of a gradient that is truly zero into
     steps. And compare gradients in any case: Adam's steps are the same for gradients that are all
     four times too large, and so are its losses. Where neither gradients nor parameters are
-    compared, the verdict says "losses only", and it is no proof. A leaf whose gradient is below
-    1e-6 of the global norm in both runs is reported, and its parameters are not compared; at that
-    size it could not fail the comparison of gradients either. A metric that is 0 in both runs at
+    compared, the verdict says "losses only", and it is no proof. A leaf whose gradient is no more
+    than its rounding in both runs is reported as zero, and its parameters are not compared: the
+    rounding is measured, by gradients of the reference at weights that are changed in their last
+    digit (`meshbook.proofs.rounding`). A metric that is 0 in both runs at
     every step is reported, too: an accuracy of 0 is as equal when it is eight times too large. So
     are metrics that are no scalars, which are not compared, and parameters that no step changes.
     Runs at the highest matmul precision, on copies: the states that you pass stay alive. Gradients
@@ -73,23 +80,26 @@ def assert_same_training(
     if not batches:
         raise ValueError("expected at least one batch to train on, found none")
     with jax.default_matmul_precision("highest"):
-        gradients, zero = _compare_gradients(a, b, batches[0])
         compared = a.params and b.params
-        starts = [named_leaves(run.params(_copy(run.state))) for run in (a, b)] if compared else []
-        starts = [{name: wide(leaf) for name, leaf in start.items()} for start in starts]
-        ends, metrics, worst, left_out = _train(a, b, batches, rtol)
+        starts = [named_leaves(run.params(copied(run.state))) for run in (a, b)] if compared else []
+        if compared:
+            starts = _compare_starts(*starts)
+        gradients, zero = _compare_gradients(a, b, batches[0], tolerance)
+        ends, metrics, worst, left_out = _train(a, b, batches, rtol, tolerance)
         parameters, change = None, None
         if compared:
-            parameters, change = _compare_parameters(a, b, starts, ends, zero, len(batches))
+            leaf_by_leaf = gradients is None
+            parameters, change = _compare_parameters(
+                a, b, starts, ends, zero, len(batches), tolerance, leaf_by_leaf)
     losses = [(ours["loss"], theirs["loss"]) for ours, theirs in metrics]
     kind = "losses only" if gradients is parameters is None else "same training"
     line = f"{kind}: {len(batches)} steps, losses within {worst['loss']:.1e} (allowed {rtol:.0e})"
     still = [name for name in worst if not any(each[name] for step in metrics for each in step)]
     others = {name: apart for name, apart in worst.items() if name not in ("loss", *still)}
     if others:
-        line += f", {', '.join(others)} {max(others.values()):.1e} ({TOLERANCE:.0e})"
+        line += f", {', '.join(others)} {max(others.values()):.1e} ({tolerance:.0e})"
     for what, apart in (("gradients", gradients), ("parameters", parameters)):
-        line += "" if apart is None else f", {what} {apart:.1e} ({TOLERANCE:.0e})"
+        line += "" if apart is None else f", {what} {apart:.1e} ({tolerance:.0e})"
     line += f"; gradient zero, not compared: {', '.join(zero)}" if zero else ""
     line += f"; zero at every step, which says nothing: {', '.join(still)}" if still else ""
     line += f"; no scalars, not compared: {', '.join(left_out)}" if left_out else ""
@@ -99,17 +109,11 @@ def assert_same_training(
                    still=still, left_out=left_out)
 
 
-def _copy(state):
-    """The same state in memory of its own, so that a step that donates it takes only the copy."""
-    copy = lambda x: jax.device_put(x, x.sharding, may_alias=False)  # compiles nothing
-    return jax.tree.map(lambda leaf: copy(leaf) if isinstance(leaf, jax.Array) else leaf, state)
-
-
-def _train(a, b, batches, rtol):
+def _train(a, b, batches, rtol, tolerance):
     """Both runs, a step at a time: last states, metrics of each step, largest differences, and the
     names of metrics that are no scalars.
     """
-    states, seen, worst, left_out = [_copy(a.state), _copy(b.state)], [], {}, []
+    states, seen, worst, left_out = [copied(a.state), copied(b.state)], [], {}, []
     for number, batch in enumerate(batches):
         states[0], ours = _alone(a, states[0], batch, number)
         states[1], theirs = b.step(states[1], batch)
@@ -124,7 +128,7 @@ def _train(a, b, batches, rtol):
                               found=sorted(ours))
         first = seen[0][1] if seen else {name: theirs[name][0][1] for name in theirs}
         for name in ours:
-            allowed = rtol if name == "loss" else TOLERANCE
+            allowed = rtol if name == "loss" else tolerance
             reference, floor = theirs[name][0][1], 0.01 * abs(first[name])
             for device, value in ours[name] + theirs[name]:
                 apart = abs(value - reference) / max(abs(value), abs(reference), floor, 1e-30)
@@ -199,35 +203,54 @@ def _scalars(metrics, number, which):
     return found
 
 
-def _compare_gradients(a, b, batch):
+def _compare_gradients(a, b, batch, tolerance):
     """The largest difference over the global norm, and the names of the leaves that are zero."""
     if not (a.gradients and b.gradients):
         return None, []
-    trees = [named_leaves(run.gradients(_copy(run.state), batch)) for run in (a, b)]
+    trees = [named_leaves(run.gradients(copied(run.state), batch)) for run in (a, b)]
     ours, theirs = _matched(*trees, "gradients")
     norm = max(_norm(ours.values()), _norm(theirs.values()))
     if norm == 0:
         raise ProofFailed("gradients: expected a norm above zero, found 0 in both runs",
                           leaf="gradients", expected="above 0", found=0.0)
-    zero = [name for name in ours
-            if max(_norm([ours[name]]), _norm([theirs[name]])) <= ZERO * norm]
-    rest = [name for name in ours if name not in zero]
-    return max((_apart(ours, theirs, name, norm, TOLERANCE * norm, "gradient", "the global norm")
-                for name in rest), default=0.0), zero
+    sizes = {name: max(_norm([ours[name]]), _norm([theirs[name]])) for name in ours}
+    rounding = dict.fromkeys(ours, 0.0)
+    if any(size <= ZERO * norm or _norm([ours[name] - theirs[name]]) > tolerance * size
+           for name, size in sizes.items() if size):
+        rounding = rounding_of(
+            lambda state: b.gradients(state, batch), b.state, theirs, _step(tolerance))
+    zero = [name for name, size in sizes.items() if size <= min(
+        FACTOR * rounding[name], tolerance * norm)]
+    return max((
+        _apart(ours, theirs, name, norm, min(max(tolerance * size, FACTOR * rounding[name]),
+                                             tolerance * norm), "gradient", "the global norm")
+        for name, size in sizes.items() if name not in zero), default=0.0), zero
 
 
-def _compare_parameters(a, b, starts, ends, zero, steps):
+def _step(tolerance):
+    """By how much weights are nudged: by their own rounding, or what stands for a coarser one."""
+    return tolerance / FACTOR if tolerance > TOLERANCE else 0.0
+
+
+def _compare_starts(ours, theirs):
+    """Both runs' parameters on the host, which are the same in each leaf."""
+    ours, theirs = _matched(ours, theirs, "parameters")
+    for name in ours:
+        size = _norm([theirs[name]])
+        _apart(ours, theirs, name, size, ZERO * size, "parameter at the start", "the leaf's norm")
+    return ours, theirs
+
+
+def _compare_parameters(a, b, starts, ends, zero, steps, tolerance, leaf_by_leaf):
     """The largest difference of the trained parameters over the norm of the whole change; that."""
-    first, reference = _matched(*starts, "parameters")
-    scale = _norm(reference.values())
-    for name in first:
-        _apart(first, reference, name, scale, ZERO * scale, "parameter at the start", "the norm")
+    reference = starts[1]
     trees = [named_leaves(run.params(end)) for run, end in zip((a, b), ends, strict=True)]
     ours, theirs = _matched(*trees, "parameters")
     change = _norm(theirs[name] - reference[name] for name in theirs)
     rounding = math.sqrt(steps) * np.finfo(np.float32).eps
+    of = lambda name: _norm([theirs[name] - reference[name]]) if leaf_by_leaf else change
     return max((
-        _apart(ours, theirs, name, change, TOLERANCE * change + rounding * _norm([theirs[name]]),
+        _apart(ours, theirs, name, change, tolerance * of(name) + rounding * _norm([theirs[name]]),
                "parameter after the last step", "the whole change")
         for name in ours if name not in zero), default=0.0), change
 
@@ -268,8 +291,8 @@ def _apart(ours, theirs, name, norm, allowed, what, of):
         at = np.unravel_index(np.argmax(difference), difference.shape)
         expected, found = theirs[name][at].item(), ours[name][at].item()
         raise ProofFailed(
-            f"{what}, leaf {name}: {apart / norm:.1e} of {of} apart (allowed "
-            f"{allowed / norm:.0e}); most at {tuple(map(int, at))}: expected {expected:.9g}, "
+            f"{what}, leaf {name}: {apart / (norm or 1):.1e} of {of} apart (allowed "
+            f"{allowed / (norm or 1):.0e}); most at {tuple(map(int, at))}: expected {expected:.9g}, "
             f"found {found:.9g}",
             leaf=name, expected=expected, found=found)
     return apart / norm if norm else 0.0

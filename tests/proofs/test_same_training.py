@@ -9,6 +9,7 @@ from tiny_mlp import (
 
 from meshbook import proofs
 from meshbook.proofs import ProofFailed
+from meshbook.proofs.rounding import nudged
 
 
 @pytest.fixture(scope="module")
@@ -98,11 +99,90 @@ def test_a_gradient_that_is_zero_is_reported_and_its_parameter_is_not_compared()
         return stepped
 
     def gradients(state, x):
-        return GRADIENTS({name: state[name] for name in SPECS}, x) | {"key_bias": jnp.full(D, 1e-9)}
+        rounding = jnp.sum(jax.nn.softmax(state["w_in"], -1), -1) - 1  # 0, but for the last digit
+        return GRADIENTS({name: state[name] for name in SPECS}, x) | {"key_bias": -rounding}
 
     runs = [plain(step=noisy(sign), state=state, gradients=gradients) for sign in (1, -1)]
     verdict = proofs.assert_same_training(*runs, BATCHES[:3])
     assert verdict.zero == ["key_bias"] and "not compared: key_bias" in repr(verdict)
+
+
+def routed(size, factor=1.0, noise=0.0, **changes):
+    """A router whose gradient is `size` of the norm, times a factor, with other rounding."""
+    state = {"big": jnp.ones(D), "router": jnp.ones(4)}
+    total = lambda w, x: jnp.mean((x @ w["big"]) ** 2) + 10 * size * jnp.sum(jnp.sin(w["router"]))
+
+    def gradients(w, x):
+        found = jax.grad(total)(w, x)
+        return found | {"router": factor * found["router"] * (1 + noise)}
+
+    step = jax.jit(lambda w, x: (jax.tree.map(lambda p, g: p - 0.1 * g, w, gradients(w, x)),
+                                 total(w, x)))
+    return plain(**(dict(step=step, state=state, gradients=jax.jit(gradients)) | changes))
+
+
+@pytest.mark.parametrize("size", [1e-3, 1e-5, 1e-6, 1e-8])
+def test_a_small_gradient_that_is_not_zero_is_compared(size):
+    right = routed(size)
+    for noise in 0.0, 3e-7:
+        assert proofs.assert_same_training(right, routed(size, noise=noise), BATCHES[:2]).zero == []
+    for factor in -1.0, 0.0, 1.01, 8.0:
+        with pytest.raises(ProofFailed, match="gradient, leaf router"):
+            proofs.assert_same_training(routed(size, factor), right, BATCHES[:2])
+
+
+def test_without_gradients_each_leafs_own_change_is_compared():
+    right = routed(1e-6, gradients=None)
+    proofs.assert_same_training(right, right, BATCHES[:5])
+    with pytest.raises(ProofFailed, match="parameter after the last step, leaf router"):
+        proofs.assert_same_training(routed(1e-6, 0.5, gradients=None), right, BATCHES[:5])
+
+
+def test_another_start_is_said_before_anything_else():
+    other = jax.tree.map(lambda x: jnp.asarray(x) * 1.001, weights())
+    with pytest.raises(ProofFailed, match="parameter at the start, leaf w_in"):
+        proofs.assert_same_training(plain(state=other), plain(), BATCHES[:2])
+
+
+def in_bfloat16(devices, factor=1.0):
+    half = lambda tree: jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree)
+    mesh = jax.make_mesh((devices,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
+    gradient = lambda w, x: jax.tree.map(
+        lambda g: factor * g, jax.grad(lambda w: loss(half(w), half(x)).astype(jnp.float32))(w))
+    step = jax.jit(lambda w, x: (jax.tree.map(lambda p, g: p - 0.1 * g, w, gradient(w, x)),
+                                 loss(half(w), half(x)).astype(jnp.float32)))
+    rows = lambda x: jax.device_put(x, NamedSharding(mesh, P("batch")))
+    return plain(step=lambda w, x: step(w, rows(x)), state=put(weights(), mesh, P()),
+                 gradients=lambda w, x: jax.jit(gradient)(w, rows(x)))
+
+
+def test_a_program_in_bfloat16_is_compared_to_a_tolerance_of_its_own():
+    near = in_bfloat16(8, 1 + 2**-9)  # half a rounding of that type
+    with pytest.raises(ProofFailed, match="gradient, leaf"):
+        proofs.assert_same_training(near, in_bfloat16(1), BATCHES[:3], rtol=1e-2)
+    wide = dict(rtol=1e-2, tolerance=1e-2)
+    verdict = proofs.assert_same_training(near, in_bfloat16(1), BATCHES[:3], **wide)
+    assert "gradients" in repr(verdict) and "(1e-02)" in repr(verdict)
+    with pytest.raises(ProofFailed, match=r"gradient, leaf w_(in|out): .*\(allowed 1e-02\)"):
+        proofs.assert_same_training(in_bfloat16(8, 1.05), in_bfloat16(1), BATCHES[:3], **wide)
+
+
+def test_nudges_change_the_last_digit_and_nothing_else(mesh):
+    tree = {"w": put(weights()["w_in"], mesh, SPECS["w_in"]), "half": jnp.ones(64, jnp.bfloat16),
+            "zero": jnp.zeros(3), "count": jnp.arange(3), "key": jax.random.key(0), "f": print}
+    moved = nudged(tree, 1)
+    assert moved["w"].sharding == tree["w"].sharding
+    for name, eps in ("w", 2.0**-23), ("half", 2.0**-7):
+        ratio = np.asarray(moved[name], np.float64) / np.asarray(tree[name], np.float64) - 1
+        assert moved[name].dtype == tree[name].dtype and ratio.min() < 0 < ratio.max()
+        assert np.abs(ratio).max() <= 2 * eps and np.abs(ratio).min() >= eps / 2
+    for name in "zero", "count":
+        np.testing.assert_array_equal(moved[name], tree[name])
+    assert moved["key"] == tree["key"] and moved["f"] is print
+    jax.block_until_ready(jax.jit(lambda x: x + 1, donate_argnums=0)(moved["count"]))
+    assert not tree["count"].is_deleted()
+    coarse = nudged(tree, 1, 1e-3)["w"]
+    assert float(jnp.max(jnp.abs(coarse / tree["w"] - 1))) == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_a_loss_that_differs_between_devices_is_seen(mesh):
