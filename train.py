@@ -124,17 +124,32 @@ def batches(config: Config, split: Any, group: int, groups: int, **how: Any):
     return make(split, config.batch, config.model.tokens, config.seed, documents=True, **how)
 
 
+def zigzagged(loss: Any):
+    """The loss of a batch whose tokens are put into zigzag order first, inside the step."""
+    def of_moved(params, program, batch, key=None):
+        moved = context.zigzag(batch, program.mesh.shape["context"])
+        return loss(params, program, moved, key)
+
+    return of_moved
+
+
 def parts(config: Config, axes: dict[str, int]):
     """What a run is made of, for create_state: the model, its rules, the optimizer, the loss."""
     rules = getattr(Sharding, config.rules)()
     if axes.get("expert", 1) > 1:
         rules = rules.also(E="expert", B=(*axes_of(rules.activations["B"]), "expert"))
     if axes.get("context", 1) > 1:
-        rules = replace(rules.also(activations={"T": "context"}), context=context.Context("gather"))
+        if not isinstance(config.model, DecoderConfig):
+            raise ValueError("only a decoder's attention reaches tokens of other devices: expected "
+                             f"no mesh axis context, found context={axes['context']}")
+        ring = context.Context("ring", zigzagged=True)  # all devices have the same work
+        rules = replace(rules.also(activations={"T": "context"}), context=ring)
     staged = axes.get("stage", 1) > 1
     loss = language_loss if config.is_text else loss_and_metrics
     experts = getattr(config.model, "experts", None)
     loss = balanced_loss if experts else loss
+    if axes.get("context", 1) > 1:
+        loss = zigzagged(loss)
     if staged:
         rules = rules.in_stages()
         loss = pipelined(SCHEDULES[config.schedule], config.microbatches)

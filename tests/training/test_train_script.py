@@ -1,9 +1,16 @@
 """train.py as a reader starts it: any model on any mesh, stopped and gone on with, and refusals."""
 import re
+from unittest import mock
 
+import jax
+import numpy as np
 import pytest
 import train
+from meshbook import proofs
+from meshbook.planning.decoder_costs import decoder_step_flops
 from meshbook.saving.runs import read_metrics
+from meshbook.sharding import make_mesh
+from meshbook.training import as_it_is, compile_step, create_state
 
 SHORT = ("--steps 6 --warmup 2 --save-every 3 --validate-every 3 --validation-batches 2 "
          "--batch 8 --sample 8 ")
@@ -61,6 +68,39 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
     assert "to go on: --run run" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("flags", ["", "--microbatches 2 "])
+def test_a_context_is_a_zigzag_ring_of_even_work(flags):
+    """The compiled step: scores by the formula of zigzag, keys by permutes alone."""
+    config = parsed("laptop " + TEXT + flags + "--mesh data=2,context=4 --model.tokens 64")
+    axes, (n, T, L) = train.axes_of_mesh(config.mesh), (4, 64, config.model.layers)
+    state = create_state(mesh=make_mesh(tuple(axes.values()), tuple(axes)), prepare=as_it_is,
+                         **train.parts(config, axes))
+    batch = state.program.place(dict.fromkeys(("inputs", "labels"), np.zeros((8, T), np.int32)))
+    program = compile_step(state, batch, jax.random.key(0))
+    whole, factor = decoder_step_flops(config.model, 8)
+    a_score = 4 * config.model.embed * 8 * L
+    scores = n * (2 * n + 1) * (T // (2 * n)) ** 2
+    assert proofs.work(program) * 8 == (
+        factor * whole - 3 * a_score * T * T + 7 * a_score * scores // 2)
+    kinds = {kind for kind, along in proofs.collectives(program, state.program.mesh)
+             if "context" in along and kind != "all-reduce"}
+    assert kinds == {"collective-permute"}
+
+
+def test_another_model_than_a_decoder_has_no_context():
+    config = parsed("minigpt-tinystories " + TEXT + "--mesh data=2,context=2")
+    with pytest.raises(ValueError, match="expected no mesh axis context, found context=2"):
+        train.parts(config, train.axes_of_mesh(config.mesh))
+
+
+def parsed(command):
+    """The Config of a command line."""
+    with mock.patch.object(train, "train", side_effect=lambda config: found.append(config)):
+        found = []
+        train.main(command.split())
+    return found[0]
+
+
 def test_a_bias_balances_and_ruins_nothing(tmp_path):
     """As a reader asks for it: --model.experts.biased, beside the same run without."""
     command = "jaxformer-laptop " + EXPERTS.replace("--steps 6", "--steps 40").replace(
@@ -89,6 +129,7 @@ def test_steps_are_traced_when_somebody_asks(tmp_path):
     ("--data digits", "--data digits is not for this model: expected a folder, or one of gramm"),
     ("--mesh data=3", "does not divide over mesh axis"),
     ("--mesh model=8 --rules tensor_parallel", "does not divide over mesh axis 'model'"),
+    ("--mesh context=3", "expected a multiple of 6 tokens, found 16"),
     ("--data nowhere", "expected GPT-2's vocab.bpe there"),
 ])
 def test_what_cannot_be_is_refused_in_a_sentence(flags, said, tmp_path):
