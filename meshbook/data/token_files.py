@@ -31,6 +31,12 @@ PART = 1 << 23  # characters that are encoded in one go
 UNFINISHED = ".unfinished"  # ends the name of a file that is being written
 
 
+def shard_bytes(tokens: int, documents: int, vocabulary: int):
+    """Bytes of a shard's file: header, tokens, and the places at which its documents begin."""
+    width = 2 if vocabulary <= 2 ** 16 else 4
+    return HEADER + -(-width * tokens // 8) * 8 + 8 * documents  # places begin at a multiple of 8
+
+
 @dataclass(frozen=True, eq=False)
 class Tokens:
     """Documents as tokens: document d, with the END that opens it, is ids[starts[d]:starts[d+1]].

@@ -13,7 +13,7 @@ from meshbook.data.order import Stream, epoch_order, process_share
 from meshbook.data.token_files import Tokens, read_tokens, write_tokens
 
 __all__ = ["Tokens", "batches", "cut", "evaluation_batches", "read_tokens", "row_shares",
-           "write_tokens"]
+           "without_row", "write_tokens"]
 
 
 def cut(ids_N: Integer[np.ndarray, "N"], T: int):
@@ -27,6 +27,14 @@ def cut(ids_N: Integer[np.ndarray, "N"], T: int):
                          f"{len(ids_N) - 1:,}, one less than there are tokens")
     windows = np.lib.stride_tricks.sliding_window_view
     return windows(np.asarray(ids_N), T + 1)[::T]
+
+
+def without_row(tokens: int, T: int):
+    """How many of a stream's tokens are never a target, in rows of T: the first and what is over.
+
+    Raises ValueError as `cut` does.
+    """
+    return tokens - T * len(cut(np.broadcast_to(np.uint16(0), tokens), T))
 
 
 def row_shares(lengths_N: Integer[np.ndarray, "N"], T: int):

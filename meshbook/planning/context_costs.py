@@ -16,12 +16,29 @@ from dataclasses import replace
 from meshbook.hlo.collectives import Moved
 from meshbook.models.decoder import DecoderConfig
 from meshbook.planning.decoder_costs import (
-    decoder_parameters, layer_vectors, layers_of, numbers, sizes_of
+    decoder_parameters, decoder_step_flops, layer_vectors, layers_of, numbers, sizes_of
 )
 from meshbook.planning.decoder_memory import decoder_step_memory
+from meshbook.planning.devices import Device
 
 METHODS = ("ring", "gather", "ulysses")
 BLOCK = 512  # tokens of a block of queries, and of one of keys
+
+
+def causal_flops(config: DecoderConfig, rows: int):
+    """FLOPs of a training step that causal attention needs: T·(T + 1)/2 scores of a row."""
+    T = config.tokens
+    a_score = 4 * config.heads * config.head_size * rows * config.layers  # with its value
+    return decoder_step_flops(config, rows)[0] - 3 * a_score * (T * T - T * (T + 1) // 2)
+
+
+def tokens_to_hide(device: Device, heads: int, groups: int, width: int = 2):
+    """Tokens of each device whose products take as long as a zigzag ring's next keys and values.
+
+    Forward, with numbers of so many bytes: 2·H·K·t² FLOPs against 2·width·t·G·K bytes in one
+    direction of a link.
+    """
+    return width * device.flops / device.link * groups / heads
 
 
 def check_context(config: DecoderConfig, ways: int, method: str):

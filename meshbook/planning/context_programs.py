@@ -5,7 +5,12 @@ Both are from one record of compiled steps. Steps of one length were played by t
 import json
 from typing import NamedTuple
 
+import jax.numpy as jnp
+
 from meshbook.drawing.figures import bars
+from meshbook.models.decoder_config import DecoderConfig
+from meshbook.planning.clocks import device_of
+from meshbook.planning.context_costs import causal_flops
 from meshbook.planning.topologies import RESULTS, Compilation
 from meshbook.text import text_table
 
@@ -29,7 +34,8 @@ class Timed(NamedTuple):
     """One way of doing attention, played by the compiler's clock: a step and, in it, attention.
 
     ms: of the step; links: ms that attention's exchanges take; exposed: ms of them that are waited
-    for. What sums the gradients is in neither.
+    for. What sums the gradients is in neither. copies: ms that arrays are copied; mfu: of the step,
+    with the work that the causal mask leaves, and nothing twice.
     """
 
     way: str
@@ -37,6 +43,14 @@ class Timed(NamedTuple):
     ms: float
     links: float
     exposed: float
+    copies: float
+    mfu: float
+
+
+def recorded_config(tokens: int):
+    """The DecoderConfig of `benchmarks.aot_context`, for rows of so many tokens."""
+    return DecoderConfig(50_257, tokens=tokens, embed=1024, hidden=4096, heads=16, groups=8,
+                         layers=12, gated=False, remat="attention", dtype=jnp.bfloat16)
 
 
 def recorded():
@@ -53,15 +67,21 @@ def timed_rows():
         if cell["timed"]:
             links, exposed = map(sum, zip(*(
                 times for kind, times in program.seen.items() if kind != "all-reduce")))
-            found.append(Timed(cell["way"], cell["tokens"], program.clock["step"], links, exposed))
+            ms, chip = program.clock["step"], device_of(cell["tpu"])
+            useful = causal_flops(recorded_config(cell["tokens"]), 1)
+            mfu = useful / cell["devices"] / (ms / 1e3) / chip.flops
+            found.append(Timed(cell["way"], cell["tokens"], ms, links, exposed,
+                               program.clock["kinds"]["copy"], mfu))
     return found
 
 
 def table_of_times():
     """A text table: each way's step, and how long its exchanges take, and are waited for."""
-    return text_table(("attention", "tokens", "a step", "on the links", "exposed", "hidden"), [
+    return text_table(("attention", "tokens", "a step", "on the links", "exposed", "hidden",
+                        "copies", "MFU"), [
         (each.way, f"{each.tokens:,}", f"{each.ms:,.0f} ms", f"{each.links:.1f} ms",
-         f"{each.exposed:.1f} ms", f"{1 - each.exposed / each.links:.0%}")
+         f"{each.exposed:.1f} ms", f"{1 - each.exposed / each.links:.0%}",
+         f"{each.copies:,.0f} ms", f"{each.mfu:.0%}")
         for each in timed_rows()], numbers=1)
 
 

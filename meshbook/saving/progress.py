@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import pathlib
 import statistics
@@ -98,6 +99,28 @@ class Goodput:
     def __str__(self):
         return (f"goodput {self.share:.0%}: {self.kept} steps of {self.typical:.3g} s in "
                 f"{self.seconds:.1f} s; {self.again} were done and lost")
+
+
+def between_failures(hosts: int, each: float):
+    """Seconds between two failures of a run on so many hosts, each of which fails so seldom."""
+    return each / hosts
+
+
+def lost_share(interval: float, restart: float, failures: float, save: float = 0.0):
+    """The share of a run's time that goes into failures and into saving, as long as it is small.
+
+    All in seconds: between two saves, to start again, between two failures, that a save stops the
+    steps. A failure loses half an interval, on average.
+    """
+    return save / interval + (interval / 2 + restart) / failures
+
+
+def best_interval(save: float, failures: float):
+    """Seconds between saves that lose the least, √(2·save·failures): see `lost_share`.
+
+    Source: Young 1974, "A first order approximation to the optimum checkpoint interval".
+    """
+    return math.sqrt(2 * save * failures)
 
 
 def goodput(stretches: list[Stretch]):

@@ -14,6 +14,7 @@ from meshbook.data import buckets, shards, tokens
 from meshbook.data.buckets import Place, sealed, unsealed
 from meshbook.data.corpus import build_corpus
 from meshbook.data.shards import Split, batches, read_corpus
+from meshbook.data.token_files import shard_bytes
 from meshbook.saving.checkpoints import Checkpoints
 from meshbook.saving.identities import OtherRun
 
@@ -238,3 +239,11 @@ def test_from_a_bucket_that_fails_the_same_batches_come(folder, monkeypatch):
     assert len(failures) > 3
     with failing(seed=3, share=1.0), pytest.raises(OSError, match="could not be read: 4 attempts"):
         read_corpus("memory://b/x")
+
+
+def test_the_bytes_of_a_shard_are_known_before(folder, split):
+    for entry in split.shards:
+        assert (folder / entry["name"]).stat().st_size == shard_bytes(
+            entry["tokens"], entry["ends"], read_corpus(folder).encoding.n_vocab)
+    wide, narrow = (shard_bytes(1_000, 7, 2 ** 16 + more) for more in (1, 0))
+    assert wide - narrow == 2_000

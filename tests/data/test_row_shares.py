@@ -22,3 +22,8 @@ def test_shares_are_those_of_rows_that_are_made():
 def test_the_share_of_split_documents_is_the_mean_over_where_they_start(lengths, T):
     split = [start // T != (start + n - 1) // T for n in lengths for start in range(T)]
     assert tokens.row_shares(np.array(lengths), T)["split"] == pytest.approx(np.mean(split))
+
+
+@pytest.mark.parametrize("count, T", [(5, 4), (9, 4), (10, 4), (12, 4), (100_000_000, 1024)])
+def test_what_no_row_has_as_a_target(count, T):
+    assert tokens.without_row(count, T) == 1 + (count - 1) % T

@@ -1,7 +1,9 @@
 """The lines of a run's progress, and the share of its time that was useful."""
 import pytest
 
-from meshbook.saving.progress import Goodput, Progress, goodput, read_progress
+from meshbook.saving.progress import (
+    Goodput, Progress, best_interval, between_failures, goodput, lost_share, read_progress
+)
 
 KILLED = """begin -1 100.0
 step 1 103.0
@@ -69,3 +71,13 @@ def test_who_is_not_first_writes_nothing(tmp_path, monkeypatch):
 def test_a_run_without_steps_has_no_goodput(tmp_path):
     (tmp_path / "progress").write_text("begin -1 100.0\nend -1 100.0\n")
     assert goodput(read_progress(tmp_path)).share == 0
+
+
+def test_the_best_interval_loses_the_least():
+    day = 24 * 3_600
+    failures = between_failures(64, 90 * day)
+    assert failures == 33.75 * 3_600
+    assert lost_share(1_800, 360, failures) == pytest.approx(1_260 / failures)
+    best = best_interval(20, failures)
+    lost = [lost_share(best * by, 360, failures, save=20) for by in (0.9, 1, 1.1)]
+    assert lost[1] < min(lost[0], lost[2]) and best == pytest.approx((40 * failures) ** 0.5)
