@@ -27,6 +27,7 @@ DONE = {
     "15-experts",
     "17-choosing-a-mesh",
     "18-jaxformer",
+    "19-many-hosts",
     "20-corpus",
     "about",
     "augmentation-parity",
