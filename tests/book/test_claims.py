@@ -25,6 +25,7 @@ DONE = {
     "13-pipeline-schedules",
     "14-pipelines-in-one-program",
     "15-experts",
+    "16-long-sequences",
     "17-choosing-a-mesh",
     "18-jaxformer",
     "19-many-hosts",
