@@ -188,7 +188,7 @@ def _parsed(text):
             "expected the text of a compiled program, with an ENTRY computation; found "
             f"{text[:60]!r}. Use lowered.compile(), not the lowered program."
         )
-    if "is_scheduled=true" not in first and (mark := UNDIVIDED.search(text)):
+    if first and "is_scheduled=true" not in first and (mark := UNDIVIDED.search(text)):
         raise ValueError(
             "expected the text of a compiled program (is_scheduled=true); found a program that is "
             f"still to be divided over devices, with {mark[0]!r}. Use lowered.compile(), not "
