@@ -30,8 +30,8 @@ def bounds(index: tuple[slice, ...], shape: tuple[int, ...]):
 def own_shards(tree: Any):
     """{path: [(bounds, NumPy array)]} of the shards that this process owns, in host memory.
 
-    Replicas have one owner; the devices that hold one take turns from shard to shard, so that all
-    processes write about as much.
+    Replicas have one owner; the devices that hold one take turns from shard to shard, so that
+    all processes write; of few shards not equally much.
     """
     owned = {name: [each for each in x.addressable_shards
                     if each.device == owners(x, turn)[str(each.index)]]
