@@ -94,8 +94,9 @@ def table_temporaries(table: Slots, each: StageBytes, copies: int = 2):
     """Of `by_table`: a ring for each microbatch that is held or waits, of what F and B keep.
 
     copies: how often each of these rings is there; twice where a branch returns it in another place
-    than it was given, as with JAX 0.10 on a CPU. Rings of what arrives, x and dy, are there once. Besides, the branch at hand makes what it keeps
-    or gradients of weights, before they are put to the others.
+    than it was given, as with JAX 0.10 on a CPU. Rings of what arrives, x and dy, are there once.
+    Besides, the branch at hand makes what it keeps or gradients of weights, before they are put to
+    the others.
     """
     rings = copies * (table.held * each.after_forward + table.waiting * each.after_backward)
     arrived = 2 * table.held * each.activation
