@@ -257,11 +257,11 @@ meshbook.plans = (() => {
                 m * n * used(c, plan) * (forward + again + backward),
                 2 * 4 * used(c, plan) * m * backward, 8 * 4 * stored(c, plan), 4 * 4 * tokens * V]);
   };
-  // Random numbers that one device draws for dropout: in a pipeline those of all rows.
+  // Random numbers that one device draws for dropout: those of its own rows and layers.
   const drawn = (c, plan, rows) => {
-    const [forward, redone] = passesOf(plan), share = plan.stage > 1 ? 1 : plan.batch * plan.expert;
+    const [forward, redone] = passesOf(plan), own = rows / (plan.batch * plan.expert);
     const passes = slotsOf(plan) || forward + redone * (plan.remat !== "none");
-    return passes * (rows * c.tokens * c.embed * 2 * c.layers / plan.stage) / share;
+    return passes * own * c.tokens * c.embed * 2 * c.layers / plan.stage;
   };
   // On a torus without wraparound: every dimension is a line.
   const wireSeconds = (kind, sizes, bytes, {links, link}) => {

@@ -214,15 +214,12 @@ def plan_moved(config: DecoderConfig, plan: Any, rows: int):
 
 
 def plan_drawn(config: DecoderConfig, plan: Any, rows: int):
-    """Random numbers that one device draws for dropout, as in the recorded programs.
-
-    There a device of a pipeline drew those of all rows; today it draws those of its own.
-    """
+    """Random numbers that one device draws for dropout: those of its own rows and layers."""
     forward, redone, _ = passes_of(plan)
-    share = 1 if plan.stage > 1 else plan.batch * plan.expert
+    own = rows / (plan.batch * plan.expert)
     passes = slots_of(plan) or forward + redone * (plan.remat != "none")
-    numbers = rows * config.tokens * config.embed * 2 * config.layers / plan.stage
-    return bool(config.dropout) * passes * numbers / share
+    return bool(config.dropout) * passes * own * config.tokens * config.embed * 2 \
+        * config.layers / plan.stage
 
 
 def plan_seconds(config: DecoderConfig, plan: Any, rows: int, device: Device, place: dict):
