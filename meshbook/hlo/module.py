@@ -233,6 +233,9 @@ def _statements(lines):
         if depth == 0:
             yield "\n".join(held)
             held = []
+    if not held and not started:
+        raise ValueError("expected a } that ends the computation, found the end of the HLO text: "
+                         "it is cut off")
     raise ValueError(f"expected a closing bracket or quote in the HLO text, found none after "
                      f"{(held + [started])[0][:60]!r}")
 

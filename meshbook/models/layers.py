@@ -75,7 +75,8 @@ def kept(key: jax.Array, x: Float[Array, "... T D"], least: int):
     """Where a random byte is `least` or more: bool, laid out as x, equal on every mesh.
 
     Four rows share a random word: the first quarter of the T rows has its
-    lowest byte, the last its highest.
+    lowest byte, the last its highest. Where a mesh splits the tokens, every device along that axis
+    draws those of all; `meshbook.models.decoder_dropout` does not.
     """
     *rows, T, D = x.shape
     split = jax.typeof(x).sharding

@@ -1,4 +1,4 @@
-"""Any schedule in one program: a table says what each device does in each slot of time.
+"""Schedules of one stage per device in one program: a table of what each device does when.
 
 The functions stand in a shard_map, as those of `pipeline` do. In every slot a device looks up in
 the table whether it has a forward pass to do (F), the gradient of its stage's input (B), that of

@@ -96,7 +96,8 @@ def table_temporaries(table: Slots, each: StageBytes, copies: int = 2):
     copies: how often each of these rings is there; twice where a branch returns it in another place
     than it was given, as with JAX 0.10 on a CPU. Rings of what arrives, x and dy, are there once.
     Besides, the branch at hand makes what it keeps or gradients of weights, before they are put to
-    the others.
+    the others. Too high where a stage's weights outweigh all activations: of weights as large
+    as 512 of them, the program has 0.79 of it.
     """
     rings = copies * (table.held * each.after_forward + table.waiting * each.after_backward)
     arrived = 2 * table.held * each.activation

@@ -223,8 +223,9 @@ def test_only_the_bracket_of_a_computation_ends_it(lines):
 def test_a_text_that_ends_too_early_is_refused():
     text = HEADER + "  %p = f32[8,4]{1,0} parameter(0)\n  ROOT %r = f32[8,4]{1,0} negate(%p)\n"
     assert module.parse(text + "}").entry == "main"
-    for end in "", "  %s = f32[8,4]{1,0} negate(%r", '  %s = f32[] negate(%r), metadata={op_name="a':
-        with pytest.raises(ValueError, match="expected"):
+    for end, missing in (("", "it is cut off"), ("  %s = f32[8,4]{1,0} negate(%r", "bracket"),
+                         ('  %s = f32[] negate(%r), metadata={op_name="a', "quote")):
+        with pytest.raises(ValueError, match=f"expected a .*{missing}"):
             module.parse(text + end)
 
 

@@ -19,7 +19,8 @@ from meshbook.planning.pipeline_memory import (
 
 # stages, microbatches, rows, D, F, layers
 SHAPES = [(3, 7, 32, 16, 32, 6), (4, 16, 32, 16, 32, 8), (5, 5, 16, 24, 48, 10),
-          (2, 6, 64, 16, 16, 8), (8, 3, 32, 16, 64, 16), (1, 3, 32, 16, 32, 2)]
+          (2, 6, 64, 16, 16, 8), (8, 3, 32, 16, 64, 16), (1, 3, 32, 16, 32, 2),
+          (4, 4, 4, 16, 32, 8), (4, 8, 2, 64, 256, 8)]  # weights of 16 and of 512 activations
 
 
 def b_then_w(stages, microbatches):
@@ -48,14 +49,27 @@ def test_gpipe_keeps_the_residuals_of_every_tick_or_to_recompute_them_its_input(
 
 
 @pytest.mark.parametrize("p, m, b, d, f, layers", SHAPES)
-def test_lockstep_and_tables_keep_what_does_not_grow_with_the_microbatches(p, m, b, d, f, layers):
-    sizes, each = (p, m, b, d, f, layers), stage(b, d, f, layers // p)
-    assert temporaries(one_f_one_b, *sizes) == pytest.approx(
+def test_lockstep_keeps_what_does_not_grow_with_the_microbatches(p, m, b, d, f, layers):
+    each = stage(b, d, f, layers // p)
+    assert temporaries(one_f_one_b, p, m, b, d, f, layers) == pytest.approx(
         lockstep_temporaries(p, each), rel=0.11)
+
+
+@pytest.mark.parametrize("p, m, b, d, f, layers", SHAPES[:-1])
+def test_tables_keep_what_does_not_grow_with_the_microbatches(p, m, b, d, f, layers):
+    sizes, each = (p, m, b, d, f, layers), stage(b, d, f, layers // p)
     for make in (b_then_w, schedules.zero_bubble):
         found, table = temporaries(in_slots(make), *sizes), table_of(make(p, m))
         copies = 2 if jax.__version__ < "0.12" else 1
         assert found == pytest.approx(table_temporaries(table, each, copies), rel=0.15)
+
+
+@pytest.mark.parametrize("b, d, f", [(4, 16, 32), (2, 64, 256)])
+def test_lockstep_needs_less_than_checkpointed_gpipe_however_large_the_weights(b, d, f):
+    for m in 4, 8:
+        sizes = (4, m, b, d, f, 8)
+        found = temporaries(partial(gpipe, recompute=True), *sizes, embedded=False)
+        assert temporaries(one_f_one_b, *sizes, embedded=False) < found
 
 
 @pytest.mark.parametrize("p, v, m, layers", [(4, 2, 16, 16), (3, 2, 6, 12), (2, 2, 6, 16),
