@@ -8,7 +8,7 @@ meshbook.plans = (() => {
   const AXES = ["batch", "expert", "stage", "context", "model"];
   const PLACES = {E: "expert", H: "model", G: "model", F: "model", M: "model", V: "model"};
   const LOADS = 4; // numbers of an expert that a layer sums
-  const [SIDE, DRAWN, LANES, CHUNK] = [128, 64, 4096, 512];
+  const [SIDE, DRAWN, LANES, CHUNK] = [128, 32, 4096, 512];
   const isFullySharded = plan => plan.rules.startsWith("fully_sharded");
 
   // A decoder's sizes with what its formulas ask for again and again: `once` keeps what it finds.

@@ -5,16 +5,12 @@ than 4 × 4 × 4 chips of a v4 has no links around.
 """
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from meshbook.drawing.figures import bars
-from meshbook.hlo.clock import LANES
-from meshbook.models.decoder import DecoderConfig
-from meshbook.planning.devices import GIB, Device
-from meshbook.planning.mesh_steps import DRAWN, plan_drawn
+from meshbook.planning.devices import GIB
 from meshbook.planning.meshes import RECORD, Plan
 from meshbook.planning.topologies import RESULTS, Compilation
 from meshbook.text import text_table
@@ -74,18 +70,6 @@ def ties(times: Mapping[Any, float], factor: float = TIE):
     """
     least = min(times.values())
     return sorted((key for key, t in times.items() if t < factor * least), key=times.get)
-
-
-def seconds_for_others(config: DecoderConfig, plan: Plan, rows: int, device: Device):
-    """Seconds in which a recorded step draws dropout's numbers of rows that are not the device's.
-
-    In the pipelines of this record each device draws those of all rows, without stages its own.
-    By formula, of a step with so many rows on all devices.
-    """
-    across = plan.batch * plan.expert
-    alone = replace(plan, batch=1, expert=1)
-    own = plan_drawn(config, alone, rows // across) * DRAWN / LANES / device.clock
-    return (plan.stage > 1) * (across - 1) * own
 
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]):

@@ -27,7 +27,7 @@ from meshbook.planning.mesh_costs import own_parameters, plan_traffic
 from meshbook.planning.pipeline_costs import turns_of
 
 SIDE = 128  # of a matrix unit: a product with a smaller side takes as long as with this one
-DRAWN = 64  # steps of a vector unit for a random number: 20 rounds of Threefry for two, and a test
+DRAWN = 32  # steps of a vector unit for an element: 20 rounds of Threefry for four, and a test
 
 
 class Work(NamedTuple):

@@ -12,10 +12,10 @@ from meshbook.planning.clocks import clocked
 from meshbook.planning.devices import DEVICES
 from meshbook.planning.mesh_costs import plan_traffic
 from meshbook.planning.mesh_programs import (
-    draw_compared, draw_ranked, rank_correlation, recorded_plans, seconds_for_others, short,
+    draw_compared, draw_ranked, rank_correlation, recorded_plans, short,
     table_of_ranked, table_of_recorded, ties
 )
-from meshbook.planning.mesh_steps import plan_seconds, plan_work
+from meshbook.planning.mesh_steps import plan_work
 from meshbook.planning.meshes import Plan, ranked
 from meshbook.planning.places import placed, spans
 from meshbook.planning.plan_programs import plan_program
@@ -78,23 +78,12 @@ def test_links_are_placed_on_the_torus_and_near_times_are_ties():
     assert ties({"a": 1.2, "b": 1.0}, factor=1.5) == ["b", "a"]
     with pytest.raises(ValueError):
         ties({})
-    times = {plan: made.on_torus(of_plan(plan).wire)
-             - 1e3 * seconds_for_others(BIG, plan, 256, V4) for plan, made in FITTING.items()}
+    times = {plan: made.on_torus(of_plan(plan).wire) for plan, made in FITTING.items()}
     first = ties(times)
     assert all(plan.batch * plan.expert * plan.stage == 32 for plan in first)  # none along "model"
     assert sum(plan.stage == 1 for plan in first) >= 6
     assert any(plan.batch == 32 for plan in first)  # by the clock alone it is not among the first
     assert ties({plan: made.step for plan, made in FITTING.items()}, 1.02)[0].expert > 1
-
-
-def test_random_numbers_of_others_rows_are_those_of_stages():
-    source = Plan(8, stage=2, model=2, rules="fully_sharded", microbatches=16)
-    both = seconds_for_others(BIG, source, 256, V4)
-    alone = dataclasses.replace(source, batch=1)
-    drawn = plan_seconds(BIG, alone, 256, V4, spans((1, 2, 2), alone.sizes))["random"]
-    assert both == pytest.approx(7 / 8 * drawn)  # of all rows, seven of eight parts
-    assert seconds_for_others(BIG, Plan(32), 256, V4) == 0
-    assert seconds_for_others(BIG, alone, 256, V4) == 0
 
 
 def test_orders_are_compared():
