@@ -29,7 +29,7 @@ TESTS ?= notebooks tests
 REPORT ?= _build/tests.xml
 test: $(VENV)/installed-$(VERSION)  ## all tests; the chapters at the size "test"
 	MESHBOOK_SIZE=test $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
-		--nbmake --junitxml=$(REPORT) $(TESTS)
+		--nbmake --durations=20 --junitxml=$(REPORT) $(TESTS)
 
 environment: $(VENV)/installed-$(VERSION)  ## what book and test install, and no more
 
