@@ -27,9 +27,10 @@ book: $(VENV)/installed-$(VERSION)  ## execute every chapter, build the site
 
 TESTS ?= notebooks tests
 REPORT ?= _build/tests.xml
+WORKERS ?= 2
 test: $(VENV)/installed-$(VERSION)  ## all tests; the chapters at the size "test"
-	MESHBOOK_SIZE=test $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
-		--nbmake --junitxml=$(REPORT) $(TESTS)
+	MESHBOOK_SIZE=test $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		--nbmake --durations=20 --junitxml=$(REPORT) $(TESTS)
 
 environment: $(VENV)/installed-$(VERSION)  ## what book and test install, and no more
 

@@ -67,7 +67,7 @@ def main(folder):
     rows = seconds(folder)
     runs = sorted({run for took in rows.values() for run in took})
     print(table(rows, runs))
-    print("\nThe tests' seconds are those of two workers side by side.\n")
+    print("\nThe tests' seconds are those of workers side by side.\n")
     for line in (folder / "sections.txt").read_text("utf8").splitlines():
         took, _, name = line.partition(" ")
         print(f"{int(took) // 60:4}:{int(took) % 60:02}  {name}")

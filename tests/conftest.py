@@ -29,6 +29,13 @@ def browser():
         browser.close()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def forget():
+    """What JAX traced for one file of tests is of no use to the next, and fills the memory."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def one_device():
     """A mesh of one device around a test, for models that are called by themselves."""

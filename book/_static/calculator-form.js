@@ -6,7 +6,7 @@
   const PARTS = meshbookParts; // {kind of memory: [words, colour]}, from the bottom upwards
   const {element, commas, digits, scaled, memoryOf, timeOf, table} = meshbookForm;
   const {timeline, whole} = meshbookTimeline, limits = meshbookLimits;
-  const said = sentences => sentences.map(words => element("p", {className: "calculator-limit"}, words));
+  const said = sentences => sentences.map(words => element("p", {className: "calculator-said"}, words));
   const DECODER = {
     vocabulary: 50257, tokens: 256, embed: 256, hidden: 512, heads: 8, groups: 0, latent: 0,
     rotary: 0, layers: 4, period: 1, gated: 1, bias: 0, byRow: 0, number: 4, remat: "none",

@@ -78,7 +78,8 @@ def documents_of(source: Input, begin: int, end: int, field: str):
     """Yield the documents that begin in a piece; field: where JSON and Parquet have the text.
 
     Raises ValueError for a line that is not a JSON object with that text, for bytes that are not
-    UTF-8 and for NUL bytes, and for a document that contains END, OSError where the file cannot be read.
+    UTF-8 and for NUL bytes, and for a document that contains END, OSError where the file cannot be
+    read.
     """
     if source.kind == "parquet":
         found = rows(source, begin, end, field)

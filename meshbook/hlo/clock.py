@@ -27,8 +27,8 @@ OVERFLOWN = 2**62  # the compiler's sum went beyond what it can hold
 # norms have no trace of that.
 USUAL, MOST, START = 1.25, 4, 2500
 LANES = 4 * 8 * 128  # elements that a core's vector units take in a cycle, by the same estimates
-# One step for each element, in no fusion: charged with 1.4 to 1.9 times what a fusion that moves the
-# same bytes is charged with (results/clock-rules.json).
+# One step for each element, in no fusion: charged with 1.4 to 1.9 times what a fusion that moves
+# the same bytes is charged with (results/clock-rules.json).
 SINGLE = opcodes.ELEMENTWISE | opcodes.SUMS | {"broadcast", "convert"}
 
 

@@ -254,8 +254,8 @@ def by_tick(stages: int, microbatches: int):
 def lockstep_events(stages: int, microbatches: int):
     """[Event] of one_f_one_b, for drawing: a forward pass takes one unit, a backward pass three.
 
-    These are forward once more, B and W. Permutes make all devices wait for the end of a tick, which
-    takes as long as the longest of what some device does in it: 4(m + p - 1) units in all.
+    These are forward once more, B and W. Permutes make all devices wait for the end of a tick,
+    which takes as long as the longest of what some device does in it: 4(m + p - 1) units in all.
     """
     (p, m), start, events = (stages, microbatches), 0, []
     branches = by_tick(p, m)

@@ -125,7 +125,8 @@ def with_number(x: Float[Array, "..."], axis: str, tokens: Tokens):
     all blocks in front of a loop of layers: as many numbers as there are scores.
     """
     # Where each device has all tokens, as in Ulysses, tokens.ways is 1 and each is number 0: with
-    # its number on the axis its tokens would stand behind the filling of the last block, and see it.
+    # its number on the axis its tokens would stand behind the filling of the last block, and see
+    # it.
     return jax.lax.optimization_barrier((x, jax.lax.axis_index(axis) % tokens.ways))
 
 

@@ -128,9 +128,11 @@ def read_trace(folder: str | os.PathLike):
 
     folder: what `trace` returned, or any folder with one profile in it, or a `.xplane.pb` file.
     Reads profiles of CPU, GPU (the streams) and TPU (the line of the cores' operations). An
-    operation that only contains others, such as a loop, is left out: they stand for it. Raises
-    FileNotFoundError where there is no profile, ValueError where there are several, where the
-    file is broken, and where nothing ran on a device in it.
+    operation that only contains others, such as a loop, is left out: they stand for it. On a CPU,
+    a program that JAX took from its compilation cache is not in the file, and the kinds of its
+    operations are told by their names. Raises FileNotFoundError where there is no profile,
+    ValueError where there are several, where the file is broken, and where nothing ran on a device
+    in it.
     """
     profile = xplane.read_profile(_only_file(pathlib.Path(folder)))
     events, step_of = xplane.leaves(profile), xplane.step_of(profile)

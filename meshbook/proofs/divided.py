@@ -49,8 +49,9 @@ def assert_donated(compiled: Any, held: int | np.integer,
     bytes of the state must be aliased with results. state: which argument of the step it is, or
     which ones: positions, not counting static arguments, or names of arguments given by name.
     Raises ProofFailed with both figures, or with the leaves that are not donated; ValueError where
-    there is no such argument or no byte to hold, and where the program does not say whose the aliased bytes are: it
-    leaves arguments out that it does not use, and something else is donated besides the state.
+    there is no such argument or no byte to hold, and where the program does not say whose the
+    aliased bytes are: it leaves arguments out that it does not use, and something else is donated
+    besides the state.
 
     >>> assert_donated(compiled, held=3 * 4 * weights)
     donated: 1.37 MB per device, all of the state

@@ -47,8 +47,8 @@ def nudged(tree: Any, seed: int, step: float = 0.0):
 def rounding_of(found: Callable, state: Any, base: Mapping[str, np.ndarray], step: float = 0.0):
     """Measure how far each leaf of what a function makes of a state moves with nudged states.
 
-    found(state) -> a pytree of arrays; it may donate its state. base: its leaves for the state as it
-    is, on the host by name. step: as of `nudged`.
+    found(state) -> a pytree of arrays; it may donate its state. base: its leaves for the state as
+    it is, on the host by name. step: as of `nudged`.
     Returns {name of a leaf: the norm of its largest difference}.
     """
     moved = dict.fromkeys(base, 0.0)

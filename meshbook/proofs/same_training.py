@@ -25,10 +25,11 @@ class Run:
 
     step(state, batch) -> (state, metrics), metrics a dict of scalars with a "loss", or the loss
     itself; dicts within it are metrics, too, such as "scalar/accuracy", and the loss may be the one
-    whose name ends in "loss". It may donate the state. gradients(state, batch) -> a pytree, and params(state) -> a
-    pytree, are compared where both runs have them; the leaves' paths must be the same in both runs.
-    A gradient is best read from the program that trains: one step of it leaves the gradients in an
-    optimizer's first moments. `meshbook.training.run` makes such a Run of a TrainState.
+    whose name ends in "loss". It may donate the state. gradients(state, batch) -> a pytree, and
+    params(state) -> a pytree, are compared where both runs have them; the leaves' paths must be the
+    same in both runs. A gradient is best read from the program that trains: one step of it leaves
+    the gradients in an optimizer's first moments. `meshbook.training.run` makes such a Run of a
+    TrainState.
     """
 
     step: Callable
@@ -188,8 +189,8 @@ def _scalars(metrics, number, which):
         if name != "loss" and not _is_scalar(value):
             continue  # what is no scalar is not a metric of the whole step
         if not isinstance(value, (float, int, np.ndarray, np.generic, jax.Array)):
-            raise ValueError(f"expected a scalar loss from run {which}, or a dict of metrics; found "
-                             f"{type(value).__name__}")
+            raise ValueError(f"expected a scalar loss from run {which}, or a dict of metrics; "
+                             f"found {type(value).__name__}")
         value = jnp.asarray(value)
         if value.shape:
             raise ValueError(f"expected a scalar loss from run {which}, found shape {value.shape}")
@@ -292,7 +293,7 @@ def _apart(ours, theirs, name, norm, allowed, what, of):
         expected, found = theirs[name][at].item(), ours[name][at].item()
         raise ProofFailed(
             f"{what}, leaf {name}: {apart / (norm or 1):.1e} of {of} apart (allowed "
-            f"{allowed / (norm or 1):.0e}); most at {tuple(map(int, at))}: expected {expected:.9g}, "
-            f"found {found:.9g}",
+            f"{allowed / (norm or 1):.0e}); most at {tuple(map(int, at))}: "
+            f"expected {expected:.9g}, found {found:.9g}",
             leaf=name, expected=expected, found=found)
     return apart / norm if norm else 0.0

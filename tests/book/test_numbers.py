@@ -21,11 +21,13 @@ KNOWN = {  # neither measured nor computed by the page
     ("01-data-loading", "60,000"): "of CIFAR-10's own description, cited in the same paragraph",
     ("01-data-loading", "50,000"): "the same",
     ("01-data-loading", "3,072"): "32 · 32 · 3",
+    ("02-device-mesh", "2.30"): "a release of NCCL, in the sentence's own words",
     ("03-vision-transformer", "0.02"): "what GPT-2's code begins with, in the sentence's own words",
     ("03-vision-transformer", "90.9%"): "of the repository that the sentence links to",
     ("03-vision-transformer", "94%"): "the same",
     ("07-stories-into-tokens", "1.9 GB"): "the size of TinyStories' files",
     ("09-profiling", "3.1%"): "of the source that the first paragraph cites",
+    ("20-corpus", "3,500"): "350 billion by 100 million, both in the exercise",
     ("errata", "50,000"): "of CIFAR-10's own description",
     ("start-here", "13%"): "of the source that the first paragraph cites",
 } | {(page, number): "for CIFAR-10, compared with its images in chapter 1"

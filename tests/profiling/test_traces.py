@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from jax.profiler import ProfileData
 from jax.sharding import NamedSharding, PartitionSpec as P
 
@@ -48,6 +49,17 @@ def training(called=None):
         return state
 
     return step
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_here():
+    """The programs are compiled: those that JAX kept from another run are not in a profile."""
+    kept = jax.config.jax_compilation_cache_dir
+    for folder in (None, kept):
+        jax.config.update("jax_compilation_cache_dir", folder)
+        compilation_cache.reset_cache()
+        if folder is None:
+            yield
 
 
 @pytest.fixture(scope="module")
