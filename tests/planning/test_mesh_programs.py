@@ -48,7 +48,7 @@ def test_formulas_come_near_to_what_was_compiled():
             assert moved == pytest.approx(made.traffic.along("model").bytes, rel=0.001)
         assert 1e3 * found.step == pytest.approx(FITTING[plan].step, rel=0.4)
         assert found.peak < made.peak
-        assert made.live == pytest.approx(found.peak, rel=0.12)
+        assert made.live == pytest.approx(found.peak, rel=0.1)
     steps = [[of_plan(plan).step for plan in FITTING], [made.step for made in FITTING.values()]]
     assert rank_correlation(*steps) > 0.8
     by_formula = sorted(FITTING, key=lambda plan: of_plan(plan).step)
@@ -80,8 +80,7 @@ def test_links_are_placed_on_the_torus_and_near_times_are_ties():
         ties({})
     times = {plan: made.on_torus(of_plan(plan).wire) for plan, made in FITTING.items()}
     first = ties(times)
-    assert all(plan.batch * plan.expert * plan.stage == 32 for plan in first)  # none along "model"
-    assert sum(plan.stage == 1 for plan in first) >= 6
+    assert all(plan.batch * plan.expert == 32 for plan in first) and len(first) >= 6
     assert any(plan.batch == 32 for plan in first)  # by the clock alone it is not among the first
     assert ties({plan: made.step for plan, made in FITTING.items()}, 1.02)[0].expert > 1
 
