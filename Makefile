@@ -11,8 +11,8 @@ TRUST := .venv-trust
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: help environment start book test serve sync data bench aot aot-all test-aot ray tensorboard \
-	screenshots soak mutants stranger trust links lock clean
+.PHONY: help environment aot-environment start book test serve sync data bench aot aot-all \
+	test-aot ray tensorboard screenshots soak mutants stranger trust links lock clean
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /make \1: /p' Makefile
 
@@ -33,6 +33,8 @@ test: $(VENV)/installed-$(VERSION)  ## all tests; the chapters at the size "test
 		--nbmake --durations=20 --junitxml=$(REPORT) $(TESTS)
 
 environment: $(VENV)/installed-$(VERSION)  ## what book and test install, and no more
+
+aot-environment: $(AOT)/installed-$(VERSION)  ## the TPU's compiler, for aot and test-aot
 
 serve:  ## the built site on http://127.0.0.1:8000, for this machine only
 	$(PYTHON) -m http.server 8000 --bind 127.0.0.1 --directory _build/html

@@ -1,4 +1,5 @@
 """How programs are compiled: in less time where they run a few times, and once for all runs."""
+import contextlib
 import os
 import warnings
 from collections.abc import Mapping
@@ -35,6 +36,21 @@ def compiled_fast(mesh: Mesh | None = None) -> dict:
     """
     device = mesh.devices.flat[0] if mesh else jax.devices()[0]
     return FAST if device.platform == "cpu" else {}
+
+
+@contextlib.contextmanager
+def optimised():
+    """What is compiled in this context is optimised as usual, also after a quick start.
+
+    For a program that runs many times, such as the step of a training, on a page whose other
+    programs run a few times each.
+    """
+    quick = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", quick)
 
 
 def keep_programs(folder: str | os.PathLike):

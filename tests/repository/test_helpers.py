@@ -62,6 +62,10 @@ def test_a_quick_start_optimises_less_and_keeps_what_was_asked_for():
     flags = run(code.format("start(quick=True)"), XLA_FLAGS=given).stdout
     assert given in flags and flags.count("split_count") == 1
     assert "False" in run(code.format("start(quick=True); start()")).stdout
+    both = run(code.format(
+        "from meshbook.hlo.options import optimised\nstart(quick=True)\nwith optimised():\n"
+        "    print(jax.config.read('jax_disable_most_optimizations'))")).stdout
+    assert [line.split()[0] for line in both.splitlines()[-2:]] == ["False", "True"]
 
 
 def test_start_keeps_programs_in_the_repository_unless_jax_has_a_folder_for_them(tmp_path):
