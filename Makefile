@@ -12,7 +12,7 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 export UV_PYTHON_DOWNLOADS := never
 
 .PHONY: help environment aot-environment start book test serve sync data bench aot aot-all \
-	test-aot ray tensorboard screenshots soak mutants stranger trust links lock clean
+	test-aot ray tensorboard screenshots soak mutants generated-faults stranger trust links lock clean
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /make \1: /p' Makefile
 
@@ -73,6 +73,9 @@ soak: $(VENV)/installed-$(VERSION)  ## kill training runs 50 times, of one proce
 
 mutants: $(VENV)/installed-$(VERSION)  ## plant faults in the package, and see which page catches each
 	@$(BIN)/python -m benchmarks.mutants
+
+generated-faults: $(VENV)/installed-$(VERSION)  ## plant faults that a seed draws, as mutants does its own (hours)
+	@$(BIN)/python -m benchmarks.generated
 
 LOCK = $(BIN)/uv pip compile -q --universal --python-version 3.11 --upgrade \
 	--generate-hashes --no-emit-index-url --custom-compile-command "make lock"

@@ -23,6 +23,7 @@ import time
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.__main__ import ROOT, machine, provenance
@@ -187,12 +188,15 @@ def raised(stderr):
     return kind.rpartition(".")[2], next(filter(None, words), "")
 
 
-def attempt(page, fault=None):
-    """How a page ends with a fault, or with none; kept, and not run again for the same files."""
+def attempt(page, planted=None):
+    """How a page ends with a fault, or with none; kept, and not run again for the same files.
+
+    planted: plants the fault in the copy of the book in a folder.
+    """
     with tempfile.TemporaryDirectory() as folder:
         folder = copy_book(Path(folder))
-        if fault is not None:
-            plant(fault, folder)
+        if planted is not None:
+            planted(folder)
         kept = KEPT / f"{fingerprint(folder, page)}.json"
         if kept.exists():
             return json.loads(kept.read_text("utf8"))
@@ -229,7 +233,7 @@ def sound(pages):
 def examine(chosen):
     """One row for each fault: what it is, and how its page ended."""
     def examined(fault):
-        found = attempt(fault.page, fault)
+        found = attempt(fault.page, partial(plant, fault))
         row = {"name": fault.name, "file": fault.file, "page": fault.page, "story": fault.story,
                "verdict": verdict(fault, found), **found}
         where = f"at {found['cell']}: {found['says']}" if found["cell"] else found["says"]

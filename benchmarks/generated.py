@@ -1,0 +1,229 @@
+"""Generate faults: slips of the package's syntax trees, drawn by a seed, evenly over its folders.
+
+    python -m benchmarks.generated                 all that are drawn (make generated-faults)
+    python -m benchmarks.generated 2/7             every seventh of them, from the second one on
+
+Each is planted in a copy of the book. Then the tests of its module run, and the page that teaches
+it, at the size "test": it is caught where one of them fails. What was found is kept in
+_build/mutants, as `benchmarks.mutants` keeps it, so that a run that was stopped goes on. The record
+results/generated.json is put together from all that has run. A survivor is called equivalent only
+in EQUIVALENT, with the reason.
+"""
+
+import ast
+import functools
+import itertools
+import json
+import random
+import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from benchmarks import mutants
+from benchmarks.__main__ import ROOT, machine, provenance
+from benchmarks.slips import OPERATORS, Slip, edited, functions, slips
+
+sys.path.append(str(ROOT / "book" / "_ext"))
+from run_chapter import cells  # noqa: E402
+
+SEED, COUNT = 44, 336
+RECORD = ROOT / "results" / "generated.json"
+EQUIVALENT = {}  # {name of a fault: why nothing that can be observed changes}
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A slip in meshbook/<file>.py."""
+
+    file: str
+    slip: Slip
+
+    @property
+    def name(self):
+        """It says where, what, and what stands there now."""
+        return f"{self.file}, {self.slip}: {self.slip.becomes}"
+
+    @property
+    def path(self):
+        """Of the module."""
+        return ROOT / "meshbook" / f"{self.file}.py"
+
+    def plant(self, folder):
+        """The slip in a copy of the book: in its module, and in each cell with the same code."""
+        module = folder / "meshbook" / f"{self.file}.py"
+        sound = module.read_text("utf8")
+        module.write_text(edited(sound, self.slip), "utf8")
+        same = code_of(sound, self.slip.function)
+        for page in folder.glob("book/*.md"):
+            text = page.read_text("utf8")
+            for code in filter(parses, cells(text)):
+                if self.slip.function and code_of(code, self.slip.function) == same:
+                    text = text.replace(code, edited(code, self.slip))
+            page.write_text(text, "utf8")
+
+
+@functools.cache
+def code_of(text, function):
+    """The syntax tree of a function in some code, printed; None where it is not there."""
+    found = functions_of(text).get(function)
+    return found and ast.dump(found)
+
+
+@functools.cache
+def functions_of(text):
+    """The functions of some code, parsed once."""
+    return functions(ast.parse(text))
+
+
+def all_slips():
+    """{folder of the package: {operator: [Generated]}}."""
+    found = {}
+    for path in sorted((ROOT / "meshbook").glob("*/*.py")):
+        file = f"{path.parent.name}/{path.stem}"
+        if file.startswith("faults/wrong"):  # they are wrong already
+            continue
+        for slip in slips(path.read_text("utf8")):
+            of = found.setdefault(path.parent.name, {})
+            of.setdefault(slip.operator, []).append(Generated(file, slip))
+    return found
+
+
+def drawn(seed=SEED, count=COUNT):
+    """So many of them: folders take turns, and in each folder operators do."""
+    chance, found, chosen = random.Random(seed), all_slips(), []
+    for of in found.values():
+        for each in of.values():
+            chance.shuffle(each)
+    turns = {folder: [name for name in OPERATORS if name in of] for folder, of in found.items()}
+    for names in turns.values():
+        chance.shuffle(names)
+    while len(chosen) < count and any(turns.values()):
+        for folder, names in turns.items():
+            if not names or len(chosen) == count:
+                continue
+            name = names.pop(0)
+            chosen.append(found[folder][name].pop())
+            if found[folder][name]:
+                names.append(name)
+    return chosen
+
+
+@functools.cache
+def imports(text):
+    """Names of the package's modules that some code imports, such as "parallel/pipeline"."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("meshbook"):
+            inside = node.module.split(".")[1:]
+            found |= {"/".join(inside), *("/".join([*inside, each.name]) for each in node.names)}
+        if isinstance(node, ast.Import):
+            found |= {"/".join(each.name.split(".")[1:]) for each in node.names
+                      if each.name.startswith("meshbook.")}
+    return found
+
+
+@functools.cache
+def tests_of(file):
+    """Files of tests that import a module, those of its folder and its name first."""
+    folder, _, name = file.partition("/")
+    found = []
+    for path, text in code_of_tests().items():
+        if uses(text, file):
+            _, of, stem = path.split("/")
+            found.append(((of != folder, name not in stem, len(imports(text))), path))
+    return [path for _, path in sorted(found)]
+
+
+@functools.cache
+def code_of_tests():
+    """{path of a file of tests: its code}."""
+    return {path.relative_to(ROOT).as_posix(): path.read_text("utf8")
+            for path in sorted(ROOT.glob("tests/*/test_*.py"))}
+
+
+def uses(text, file):
+    """Whether some code imports a module, or its folder and has one of the module's names."""
+    taken, folder = imports(text), file.partition("/")[0]
+    return file in taken or folder in taken and any(
+        re.search(rf"\b{name}\b", text) for name in names_of(file))
+
+
+@functools.cache
+def names_of(file):
+    """What a module gives to its folder: the names of its functions and classes."""
+    text = (ROOT / "meshbook" / f"{file}.py").read_text("utf8")
+    return [name for name in functions(ast.parse(text)) if name and not name.startswith("_")
+            and "." not in name]
+
+
+def page_of(generated):
+    """The page whose cells have the edited function, or the first that imports its module."""
+    sound = generated.path.read_text("utf8")
+    same = generated.slip.function and code_of(sound, generated.slip.function)
+    pages = code_of_pages()
+    showing = (name for name, code in pages.items()
+               if same and code_of(code, generated.slip.function) == same)
+    importing = (name for name, code in pages.items() if generated.file in imports(code))
+    using = (name for name, code in pages.items() if uses(code, generated.file))
+    return next(itertools.chain(showing, importing, using), None)
+
+
+@functools.cache
+def code_of_pages():
+    """{page: the code of its cells, one after the other}."""
+    return {path.stem: "\n".join(filter(parses, cells(path.read_text("utf8"))))
+            for path in sorted(ROOT.glob("book/*.md"))}
+
+
+def parses(code):
+    """Whether this is Python: a cell of magics is not."""
+    try:
+        return bool(ast.parse(code).body)
+    except SyntaxError:
+        return False
+
+
+def examined(generated, most=2):
+    """The row of a fault: what it is, and how the tests of its module and its page ended."""
+    places = [*tests_of(generated.file)[:most], *filter(None, [page_of(generated)])]
+    row = {"name": generated.name, "file": generated.file, "operator": generated.slip.operator,
+           "function": generated.slip.function}
+    ended = {place: mutants.attempt(place, generated.plant) for place in places}
+    caught = [place for place, found in ended.items()
+              if found["ended"] not in ("survived", *mutants.NOTHING_SAID)]
+    said = {place: found["ended"] for place, found in ended.items()}
+    verdict = "caught" if caught else "equivalent" if generated.name in EQUIVALENT else "survived"
+    print(f"{verdict:10} {generated.name} {said}", flush=True)
+    return row | {"verdict": verdict, "ended": said}
+
+
+def score(rows):
+    """How many there were, what became of them, and how many of which place caught them."""
+    verdicts = [row["verdict"] for row in rows]
+    by = lambda tests: sum(any(how not in ("survived", *mutants.NOTHING_SAID)
+                               for place, how in row["ended"].items()
+                               if mutants.of_tests(place) == tests) for row in rows)
+    return {"faults": len(rows), **{each: verdicts.count(each) for each in (
+        "caught", "survived", "equivalent")}, "by tests": by(True), "by pages": by(False)}
+
+
+def main(words):
+    part, _, parts = (words or ["1/1"])[0].partition("/")
+    chosen = drawn()[int(part) - 1::int(parts)]
+    mutants.sound(sorted({place for each in chosen for place in (
+        *tests_of(each.file)[:2], page_of(each)) if place}))
+    with ThreadPoolExecutor(mutants.TOGETHER) as pool:
+        rows = list(pool.map(examined, chosen))
+    print(json.dumps(score(rows)))
+    before = json.loads(RECORD.read_text("utf8"))["faults"] if RECORD.exists() else []
+    found = {row["name"]: row for row in before} | {row["name"]: row for row in rows}
+    ordered = [found[each.name] for each in drawn() if each.name in found]
+    source = {"machine": machine(), **provenance("python -m benchmarks.generated")}
+    RECORD.write_text(json.dumps({"provenance": source, "seed": SEED, "drawn": COUNT,
+                                  "score": score(ordered), "faults": ordered}, indent=1) + "\n",
+                      "utf8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,115 @@
+"""Slips are drawn evenly and the same way each time, and change what they say and nothing else."""
+
+import ast
+from collections import Counter
+
+import pytest
+from run_chapter import cells
+
+from benchmarks import generated
+from benchmarks.generated import ROOT, Generated
+from benchmarks.slips import OPERATORS, Slip, edited, functions, slips
+
+DRAWN = generated.drawn()
+CODE = '''"""Words: 1 + 1."""
+import jax
+LEAST = 3
+
+
+class Box:
+    def size(self, x, axis: int = 0):
+        """Of 2 numbers."""
+        if x is None:
+            raise ValueError(f"{1 + 1} is missing")
+        x = x - self.least(x)  # a remark
+        return jax.lax.psum((x / 4).sum(axis=-1), "batch") if axis < 2 else x.astype(jax.int32)
+'''
+
+
+@pytest.mark.parametrize("operator, becomes", [
+    ("off by one", ["4", "2", "1", "5", "3", "2", "0", "3", "1"]),
+    ("dropped term", ["x", "x"]),
+    ("swapped operands", ["(self.least(x) - x)", "(4 / x)"]),
+    ("swapped axis", ["axis=0", "'model'"]),
+    ("wrong dtype", ["x", "jax.int16"]),
+    ("mean for sum", ["jax.lax.pmean", "(x / 4).mean"]),
+    ("moved bound", ["(axis <= 2)"]),
+    ("stale variable", ["pass"]),
+    ("dropped exchange", ["(x / 4).sum(axis=-1)"]),
+    ("skipped branch", ["False", "x.astype(jax.int32)",
+                        "jax.lax.psum((x / 4).sum(axis=-1), 'batch')"]),
+])
+def test_an_operator_makes_its_slips_and_leaves_words_and_types_alone(operator, becomes):
+    made = [slip for slip in slips(CODE) if slip.operator == operator]
+    assert Counter(slip.becomes for slip in made) == Counter(becomes)
+    assert {slip.function for slip in made} <= {"", "Box.size"}
+
+
+def test_a_slip_changes_one_place_of_the_text():
+    sound = ast.dump(ast.parse(CODE))
+    for slip in slips(CODE):
+        text = edited(CODE, slip)
+        assert ast.dump(ast.parse(text)) != sound
+        assert "# a remark" in text or slip.operator == "stale variable"
+        apart = [lines for lines in zip(CODE.splitlines(), text.splitlines(), strict=True)
+                 if lines[0] != lines[1]]
+        assert len(apart) == 1 and slip.becomes in apart[0][1]
+
+
+def test_a_slip_of_code_that_is_not_there_is_refused():
+    slip = Slip("Box.size", ("body", 9, "value"), "off by one", "4")
+    with pytest.raises(ValueError, match=r"Box.size: off by one at body.9.value: expected a node"):
+        edited(CODE, slip)
+
+
+def test_slips_are_drawn_evenly_over_folders_and_operators():
+    assert len(DRAWN) == len({each.name for each in DRAWN}) == generated.COUNT >= 300
+    of_folder = Counter(each.file.partition("/")[0] for each in DRAWN)
+    assert set(of_folder) == {path.parent.name for path in ROOT.glob("meshbook/*/__init__.py")}
+    assert max(of_folder.values()) - min(of_folder.values()) <= 1
+    assert {each.slip.operator for each in DRAWN} == set(OPERATORS)
+    assert generated.drawn() == DRAWN != generated.drawn(seed=generated.SEED + 1)
+
+
+def test_each_is_one_edit_and_something_runs_for_it():
+    without = []
+    for each in DRAWN:
+        text = each.path.read_text("utf8")
+        assert ast.dump(ast.parse(edited(text, each.slip))) != ast.dump(ast.parse(text))
+        if not generated.tests_of(each.file) and not generated.page_of(each):
+            without.append(each.file)
+    assert not without, f"neither tests nor a page: {sorted(set(without))}"
+
+
+def test_what_runs_is_what_teaches_the_code_and_what_tests_it():
+    mask = next(Generated("models/losses", slip) for slip in slips(
+        (ROOT / "meshbook/models/losses.py").read_text("utf8")) if slip.function)
+    assert generated.tests_of("models/losses")[0] == "tests/models/test_losses.py"
+    assert generated.page_of(mask)
+    assert generated.tests_of("hlo/module")[0] == "tests/hlo/test_module.py"
+
+
+def test_a_slip_is_planted_in_the_module_and_where_a_page_shows_the_code(tmp_path):
+    for name in ("meshbook/parallel", "book"):
+        (tmp_path / name).mkdir(parents=True)
+    sound = "def double(x):\n    return x + x\n"
+    (tmp_path / "meshbook/parallel/a.py").write_text(sound)
+    shown = f"x + x\n```{{code-cell}} ipython3\n{sound}```\n"
+    other = shown.replace("double", "twice")
+    for name, text in (("one", shown), ("other", other)):
+        (tmp_path / f"book/{name}.md").write_text(text)
+    slip = next(slip for slip in slips(sound) if slip.operator == "dropped term")
+    Generated("parallel/a", slip).plant(tmp_path)
+    wrong = "def double(x):\n    return x\n"
+    assert (tmp_path / "meshbook/parallel/a.py").read_text() == wrong
+    assert cells((tmp_path / "book/one.md").read_text()) == [wrong]
+    assert (tmp_path / "book/other.md").read_text() == other
+
+
+def test_the_score_counts_by_tests_and_by_pages():
+    rows = [{"verdict": "caught", "ended": {"tests/a.py": "assertion", "01": "survived"}},
+            {"verdict": "caught", "ended": {"tests/a.py": "error", "01": "proof"}},
+            {"verdict": "survived", "ended": {"tests/a.py": "survived"}}]
+    assert generated.score(rows) == {"faults": 3, "caught": 2, "survived": 1, "equivalent": 0,
+                                     "by tests": 2, "by pages": 1}
+    assert functions(ast.parse(CODE)).keys() == {"", "Box", "Box.size"}
