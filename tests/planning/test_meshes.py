@@ -134,7 +134,7 @@ def test_a_step_is_slower_with_a_bubble_with_wire_and_with_what_is_made_again():
     assert products["kept"] < products[""] and products["no stages"] < products[""]
     assert steps["kept"].peak > steps[""].peak and "stage" not in steps["no stages"].seconds
     drawn = [plan_drawn(BIG, each.plan, 256) for each in (steps[""], steps["no stages"])]
-    assert drawn[0] / drawn[1] == pytest.approx(17 / 16)  # two stages: half the layers, of twice the rows
+    assert drawn[0] / drawn[1] == pytest.approx(17 / 16)  # half the layers, of twice the rows
     assert plan_drawn(DENSE, source, 256) == 0
     moved = plan_moved(BIG, source, 256)
     assert moved["activations"] > moved["weights"] > 0

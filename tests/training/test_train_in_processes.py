@@ -14,8 +14,8 @@ from meshbook.saving import progress
 from meshbook.saving.runs import read_metrics
 
 ROOT = pathlib.Path(__file__).parents[2]
-SMALL = ("--steps 6 --warmup 2 --save-every 3 --validate-every 3 --validation-batches 2 "
-         "--batch 8 --sample 0 --compare-every 2 --model.embed 16 --model.hidden 32 "
+SMALL = ("--steps 12 --warmup 2 --save-every 4 --validate-every 6 --validation-batches 2 "
+         "--batch 8 --sample 0 --compare-every 5 --model.embed 16 --model.hidden 32 "
          "--model.heads 4 --model.layers 2 --model.tokens 16 ")
 
 
@@ -51,11 +51,10 @@ def done_steps(folder):
 
 @pytest.mark.skipif(not pathlib.Path("/proc/self/task").exists(), reason="needs Linux's /proc")
 def test_four_processes_are_killed_go_on_and_end_like_a_run_that_was_not(tmp_path):
-    longer = "--steps 12 --save-every 4 --validate-every 6 --compare-every 5"
-    code, said = run(tmp_path, 4, f"{longer} --run whole --sample 4")
+    code, said = run(tmp_path, 4, "--run whole --sample 4")
     assert code == 0 and "step 12: By the sea" in said and "goodput" in said, said
     assert said.count("to go on: --run whole") == 1  # one process speaks for all
-    with subprocess.Popen(command(tmp_path, 4, f"{longer} --run killed"), cwd=ROOT, text=True,
+    with subprocess.Popen(command(tmp_path, 4, "--run killed"), cwd=ROOT, text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as launcher:
         while done_steps(tmp_path / "killed") < 6:
             assert launcher.poll() is None, launcher.stdout.read()
@@ -93,7 +92,7 @@ def test_a_fresh_process_simulates_the_devices_that_its_mesh_needs(tmp_path):
     done = subprocess.run([sys.executable, "train.py", "laptop", *words], cwd=ROOT,
                           capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "8 simulated CPU devices" in done.stdout, done.stderr
-    assert len(losses(tmp_path / "run")) == 6
+    assert len(losses(tmp_path / "run")) == 12
 
 
 @pytest.mark.parametrize("flags, words", [
