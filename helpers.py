@@ -1,7 +1,7 @@
 """What every chapter imports: devices to work on, sizes, and a way to show code."""
-
 import contextlib
 import difflib
+import gc
 import html
 import inspect
 import logging
@@ -15,7 +15,7 @@ from typing import Any
 
 # Set before JAX is imported: its C++ side reads it once.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
+gc.set_threshold(1_000_000, 20, 50)  # JAX makes many objects and few circles: it took a 25th
 import jax
 from jax.extend import backend
 

@@ -165,9 +165,22 @@ def save(response: Any, part: pathlib.Path, have: int):
 
 
 def unpack(archive: str | os.PathLike, folder: str | os.PathLike):
-    """Unpack a tar file; members that would land outside the folder are refused."""
+    """Unpack the files of a tar archive, each with the rights of a new file.
+
+    Python before 3.11.4, which Debian 12 has, knows no `filter` that would see to it. Raises
+    DownloadError for a member that is no file or folder, or would land outside.
+    """
+    root = pathlib.Path(folder).resolve()
     with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="data")
+        for member in tar:
+            path = (root / member.name).resolve()
+            if not (member.isfile() or member.isdir()) or not path.is_relative_to(root):
+                raise DownloadError(f"{os.fspath(archive)}: expected files and folders below the "
+                                    f"one that it is unpacked in, found {member.name!r}")
+            if member.isfile():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with tar.extractfile(member) as packed, open(path, "wb") as file:
+                    shutil.copyfileobj(packed, file)
 
 
 def command(main: Callable, usage: str):

@@ -58,12 +58,14 @@ def keep_programs(folder: str | os.PathLike):
 
     What is found has the same text, names included, as what would be compiled: a program is known
     by its operations, their names, the compiler and its options. It has no lines of Python, which
-    are others in every notebook. Where JAX has a folder already, that stays.
+    are others in every notebook. Where JAX has a folder already, that stays; so does an option that
+    the environment has, such as JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS.
     """
     if jax.config.jax_compilation_cache_dir:
         return
     for name, value in KEPT.items():
-        jax.config.update(name, value)
+        if name.upper() not in os.environ:
+            jax.config.update(name, value)
     jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
     # Another process may be writing it at this moment. Then it is compiled once more.
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")

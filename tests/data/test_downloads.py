@@ -212,12 +212,24 @@ def test_a_reader_who_stops_can_go_on(server, tmp_path, monkeypatch):
     assert server.requests[-1][1] == "bytes=5000-"
 
 
-def test_a_member_outside_the_folder_is_refused(tmp_path):
-    archive = tmp_path / "bad.tar.gz"
-    archive.write_bytes(tar_of({"../outside": b"x"}))
-    with pytest.raises(tarfile.OutsideDestinationError):
+@pytest.mark.parametrize("name", ["../outside", "folder/../../outside", "/{}/outside"])
+def test_a_member_outside_the_folder_is_refused(tmp_path, name):
+    archive, name = tmp_path / "bad.tar.gz", name.format(tmp_path)
+    archive.write_bytes(tar_of({name: b"x"}))
+    with pytest.raises(downloads.DownloadError, match="found '.*outside'"):
         downloads.unpack(archive, tmp_path / "inside")
     assert not (tmp_path / "outside").exists()
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+def test_what_is_no_file_is_refused(tmp_path, kind):
+    with tarfile.open(tmp_path / "bad.tar", "w") as tar:
+        link = tarfile.TarInfo("link")
+        link.type, link.linkname = kind, "../outside"
+        tar.addfile(link)
+    with pytest.raises(downloads.DownloadError, match="expected files and folders .* 'link'"):
+        downloads.unpack(tmp_path / "bad.tar", tmp_path / "inside")
+    assert not (tmp_path / "inside").exists()
 
 
 def fetch_file(server, path, *manners, needed=len(ARCHIVE)):

@@ -76,6 +76,12 @@ def test_start_keeps_programs_in_the_repository_unless_jax_has_a_folder_for_them
     assert given.splitlines()[-1] == str(tmp_path)
 
 
+def test_an_option_of_kept_programs_that_the_environment_has_stays():
+    option = "jax_persistent_cache_min_compile_time_secs"
+    code = f"import jax\nfrom helpers import start\nstart(1)\nprint(jax.config.{option})"
+    assert run(code, **{option.upper(): "0.2"}).stdout.splitlines()[-1] == "0.2"
+
+
 def test_start_names_the_data_folder_but_not_where_it_is():
     done = run("from helpers import start\nstart(1)", MESHBOOK_DATA="/somewhere/cifar/")
     assert "data cifar" in done.stdout and "somewhere" not in done.stdout
