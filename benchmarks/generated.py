@@ -11,6 +11,7 @@ in EQUIVALENT, with the reason.
 """
 
 import ast
+import copy
 import functools
 import itertools
 import json
@@ -20,9 +21,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from benchmarks import mutants
+from benchmarks import mutants, syntax
 from benchmarks.__main__ import ROOT, machine, provenance
-from benchmarks.slips import OPERATORS, Slip, edited, functions, slips
+from benchmarks.mutants import definitions
+from benchmarks.slips import OPERATORS, Slip, edited, slips
 
 sys.path.append(str(ROOT / "book" / "_ext"))
 from run_chapter import cells  # noqa: E402
@@ -57,7 +59,7 @@ class Generated:
         same = code_of(sound, self.slip.function)
         for page in folder.glob("book/*.md"):
             text = page.read_text("utf8")
-            for code in filter(parses, cells(text)):
+            for code in cells(text):
                 if self.slip.function and code_of(code, self.slip.function) == same:
                     text = text.replace(code, edited(code, self.slip))
             page.write_text(text, "utf8")
@@ -65,15 +67,9 @@ class Generated:
 
 @functools.cache
 def code_of(text, function):
-    """The syntax tree of a function in some code, printed; None where it is not there."""
-    found = functions_of(text).get(function)
-    return found and ast.dump(found)
-
-
-@functools.cache
-def functions_of(text):
-    """The functions of some code, parsed once."""
-    return functions(ast.parse(text))
+    """The syntax tree of a function in some code, printed bare; None where it is not there."""
+    found = definitions(text).get(function)
+    return found and ast.dump(syntax.Bare().visit(copy.deepcopy(found)))
 
 
 def all_slips():
@@ -153,7 +149,7 @@ def uses(text, file):
 def names_of(file):
     """What a module gives to its folder: the names of its functions and classes."""
     text = (ROOT / "meshbook" / f"{file}.py").read_text("utf8")
-    return [name for name in functions(ast.parse(text)) if name and not name.startswith("_")
+    return [name for name in definitions(text) if name and not name.startswith("_")
             and "." not in name]
 
 
@@ -172,16 +168,8 @@ def page_of(generated):
 @functools.cache
 def code_of_pages():
     """{page: the code of its cells, one after the other}."""
-    return {path.stem: "\n".join(filter(parses, cells(path.read_text("utf8"))))
+    return {path.stem: "\n".join(filter(definitions, cells(path.read_text("utf8"))))
             for path in sorted(ROOT.glob("book/*.md"))}
-
-
-def parses(code):
-    """Whether this is Python: a cell of magics is not."""
-    try:
-        return bool(ast.parse(code).body)
-    except SyntaxError:
-        return False
 
 
 def examined(generated, most=2):

@@ -3,13 +3,15 @@
     python -m benchmarks.mutants             all of them, into results/mutants.json (make mutants)
     python -m benchmarks.mutants NAME ...    those whose names contain one of these, into it as well
 
-A fault of mutants.toml is one edit of a module, made in a copy of the book: in the module and in
-those cells of the page that have the same code. Then the page runs at the size "test", to its end
+A fault of mutants.toml is an edit of a module, made in a copy of the book: in the module and in
+those cells of the page that define the same (`benchmarks.syntax` says how it is located). Then the page runs at the size "test", to its end
 or to the first cell that fails. Code that no page teaches (the readers of HLO, checkpoints, loaders)
 has a file of tests in the page's place, which runs to its first failure. What was found is kept in
 _build/mutants by a hash of the package and the page, so that a run that was stopped goes on.
 """
 
+import ast
+import functools
 import hashlib
 import json
 import os
@@ -23,9 +25,9 @@ import time
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
+from benchmarks import syntax
 from benchmarks.__main__ import ROOT, machine, provenance
 from meshbook.hlo.options import FAST, flags
 
@@ -33,9 +35,10 @@ sys.path.append(str(ROOT / "book" / "_ext"))
 from run_chapter import cells  # noqa: E402
 
 TABLE = Path(__file__).with_suffix(".toml")
+EDIT = ("function", "node", "which", "becomes")
+BETWEEN = "\n# the next cell\n"
 KEPT = ROOT / "_build" / "mutants"
 RECORD = ROOT / "results" / "mutants.json"
-CELL = re.compile(r"^```\{code-cell\}.*?^```$", re.DOTALL | re.MULTILINE)
 LIMIT = 900  # seconds for one page: what takes longer is a fault of this program
 BY = {"ProofFailed": "proof", "AssertionError": "assertion", "Failed": "assertion"}
 NOTHING_SAID = ("timed out", "killed")  # neither caught nor survived
@@ -44,38 +47,100 @@ TOGETHER = 2  # pages that run at the same time
 
 
 @dataclass(frozen=True)
-class Fault:
-    """One edit of meshbook/<file>.py, old text to new, and the page that teaches what it breaks.
+class Edit:
+    """Other code in the place of a node: the only one of its shape in a function, or one of several.
 
-    page: its name, or the path of a file of tests, tests/<folder>/test_<subject>.py. story: what went wrong, in a line. equivalent: why nothing that can be observed changes, for an
-    edit of which that is claimed; then the page has to run to its end.
+    function: its qualified name, or that of a class, a field or a constant. which: (place, how many
+    there are). becomes: what `syntax.replaced` takes.
+    """
+
+    function: str
+    node: str
+    becomes: str
+    which: tuple = (1, 1)
+
+    def __call__(self, text):
+        """The text with the edit. Raises ValueError where its node is not there."""
+        found = definitions(text)
+        if self.function not in found:
+            raise ValueError(f"expected {self.function}, found {', '.join(filter(None, found))}")
+        node = syntax.located(found[self.function], self.node, *self.which)
+        return syntax.replaced(text, node, self.becomes)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Edits of meshbook/<file>.py, mostly one, and the page that teaches what they break.
+
+    Without a file, the page's own code is edited. page: its name, or the path of a file of tests, tests/<folder>/test_<subject>.py. story: what
+    went wrong, in a line. equivalent: why nothing that can be observed changes, for a fault of which
+    that is claimed; then the page has to run to its end.
     """
 
     name: str
     file: str
     page: str
     story: str
-    old: str
-    new: str
+    edits: tuple[Edit, ...]
     equivalent: str = ""
+
+    @property
+    def path(self):
+        """Of the edited file, in the repository."""
+        return f"meshbook/{self.file}.py" if self.file else f"book/{self.page}.md"
 
 
 def faults():
     """All faults of the table."""
-    return [Fault(**each) for each in tomllib.loads(TABLE.read_text("utf8"))["fault"]]
+    return [fault(each) for each in tomllib.loads(TABLE.read_text("utf8"))["fault"]]
+
+
+def fault(said):
+    """The fault of an entry: its own edit, and those of its list `also`."""
+    edits = [Edit(**{name: each[name] for name in EDIT if name in each})
+             for each in (said, *said.get("also", []))]
+    rest = {name: value for name, value in said.items() if name not in (*EDIT, "also")}
+    return Fault(**rest, edits=tuple(edits))
 
 
 def in_module(fault, text):
-    """The module's text with the fault; ValueError where the old text is not there exactly once."""
-    if (found := text.count(fault.old)) != 1:
-        raise ValueError(f"{fault.name}: expected its old text once in meshbook/{fault.file}.py, "
-                         f"found it {found} times")
-    return text.replace(fault.old, fault.new)
+    """The module's text with the fault. Raises ValueError where a node is not there as it says."""
+    try:
+        return functools.reduce(lambda text, edit: edit(text), fault.edits, text)
+    except ValueError as error:
+        raise ValueError(f"{fault.name}: {fault.path}: {error}") from None
 
 
-def in_page(fault, text):
-    """The page's text with the fault in each cell that shows the old text."""
-    return CELL.sub(lambda cell: cell[0].replace(fault.old, fault.new), text)
+def in_page(fault, page, module):
+    """A page's text with the fault in each cell that defines what it edits as the module does.
+
+    page, module: the texts without the fault. The page's own fault (without a module) is in the one
+    cell that has the node.
+    """
+    if not fault.file:
+        own = [code for code in cells(page) if definitions(code)]
+        edited = in_module(fault, BETWEEN.join(own)).split(BETWEEN)
+        for before, after in zip(own, edited, strict=True):
+            page = page.replace(before, after)
+        return page
+    sound = definitions(module)
+    for code in cells(page):
+        edited, shown = code, definitions(code)
+        for edit in fault.edits:
+            name = edit.function
+            if name in shown and syntax.same(shown[name], sound[name]):
+                edited = edit(edited)
+        page = page.replace(code, edited)
+    return page
+
+
+@functools.lru_cache(2000)
+def definitions(code):
+    """What some code defines; a cell of magics, which is no Python, defines nothing."""
+    try:
+        return syntax.definitions(ast.parse(code))
+    except SyntaxError:
+        return {}
 
 
 def copy_book(folder):
@@ -89,11 +154,14 @@ def copy_book(folder):
 
 def plant(fault, folder):
     """The fault in a copy of the book: in its module and in its page."""
-    module = folder / "meshbook" / f"{fault.file}.py"
-    module.write_text(in_module(fault, module.read_text("utf8")), "utf8")
+    sound = ""
+    if fault.file:
+        module = folder / fault.path
+        sound = module.read_text("utf8")
+        module.write_text(in_module(fault, sound), "utf8")
     if not of_tests(fault.page):
         page = folder / "book" / f"{fault.page}.md"
-        page.write_text(in_page(fault, page.read_text("utf8")), "utf8")
+        page.write_text(in_page(fault, page.read_text("utf8"), sound), "utf8")
 
 
 def of_tests(page):
@@ -233,7 +301,7 @@ def sound(pages):
 def examine(chosen):
     """One row for each fault: what it is, and how its page ended."""
     def examined(fault):
-        found = attempt(fault.page, partial(plant, fault))
+        found = attempt(fault.page, functools.partial(plant, fault))
         row = {"name": fault.name, "file": fault.file, "page": fault.page, "story": fault.story,
                "verdict": verdict(fault, found), **found}
         where = f"at {found['cell']}: {found['says']}" if found["cell"] else found["says"]

@@ -7,6 +7,8 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from benchmarks import syntax
+
 AXES = {"batch": "model", "model": "batch", "stage": "batch", "expert": "model",
         "context": "model"}
 NUMBERED = {"axis", "split_axis", "concat_axis", "scatter_dimension", "all_gather_dimension"}
@@ -114,7 +116,7 @@ OPERATORS = {each.__name__.replace("_", " "): each for each in (
 class Slip:
     """One edit: its function, the path of a node below that, the operator, and what it writes.
 
-    function: a qualified name, "" for what stands outside of all functions.
+    function: a qualified name of `syntax.definitions`.
     path: names of fields and places in them, from the function's node to the edited one.
     """
 
@@ -130,7 +132,7 @@ class Slip:
 
 def slips(text: str):
     """All slips of a module, in the order of its text."""
-    for function, node in functions(ast.parse(text)).items():
+    for function, node in syntax.definitions(ast.parse(text)).items():
         for path, each in below(node):
             for name, operator in OPERATORS.items():
                 yield from (Slip(function, path, name, becomes) for becomes in operator(each))
@@ -138,30 +140,14 @@ def slips(text: str):
                 yield Slip(function, (*path, "test"), "skipped branch", "False")
 
 
-def functions(tree: ast.Module):
-    """{qualified name: node} of what stands in a module, "" for itself."""
-    found = {"": tree}
-
-    def enter(node, names):
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
-                found[".".join([*names, child.name])] = child
-                if isinstance(child, ast.ClassDef):
-                    enter(child, [*names, child.name])
-
-    enter(tree, [])
-    return found
-
-
 def below(node: ast.AST, path: tuple = ()) -> Iterator[tuple[tuple, ast.AST]]:
-    """(path, node) of what a program executes below a node; other functions at its top are not."""
+    """(path, node) of what a program executes below a node; what has a name of its own is not."""
     for field, value in ast.iter_fields(node):
         several = isinstance(value, list)
         for place, child in enumerate(value if several else [value]):
             if not isinstance(child, ast.AST) or is_said(node, field, child):
                 continue
-            if isinstance(node, (ast.Module, ast.ClassDef)) and isinstance(
-                    child, (ast.FunctionDef, ast.ClassDef)):
+            if syntax.defined(child, node):
                 continue
             here = (*path, field, place) if several else (*path, field)
             yield here, child
@@ -187,12 +173,7 @@ def edited(text: str, slip: Slip):
     """The text with a slip in it. Raises ValueError where nothing stands at its place."""
     tree = ast.parse(text)
     try:
-        node = reached(functions(tree)[slip.function], slip.path)
+        node = reached(syntax.definitions(tree)[slip.function], slip.path)
     except (KeyError, AttributeError, IndexError) as error:
         raise ValueError(f"{slip}: expected a node there, found none") from error
-    whole, starts = text.encode(), [0]
-    for line in whole.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
-    begin = starts[node.lineno - 1] + node.col_offset
-    end = starts[node.end_lineno - 1] + node.end_col_offset
-    return (whole[:begin] + slip.becomes.encode() + whole[end:]).decode()
+    return syntax.put(text, node, slip.becomes)

@@ -2,23 +2,7 @@
 import ast
 import functools
 
-class Bare(ast.NodeTransformer):
-    """The syntax tree without docstrings and annotations."""
-
-    def visit_FunctionDef(self, node):
-        self.generic_visit(node)
-        first = node.body[0]
-        if isinstance(first, ast.Expr) and isinstance(getattr(first.value, "value", None), str):
-            node.body = node.body[1:] or [ast.Pass()]
-        if hasattr(node, "returns"):
-            node.returns = None
-        return node
-
-    visit_ClassDef = visit_FunctionDef
-
-    def visit_arg(self, node):
-        node.annotation = None
-        return node
+from benchmarks.syntax import Bare
 
 
 @functools.cache
