@@ -12,7 +12,7 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 export UV_PYTHON_DOWNLOADS := never
 
 .PHONY: help environment aot-environment start book test serve sync data bench aot aot-all \
-	test-aot ray tensorboard screenshots soak mutants generated-faults stranger trust links lock clean
+	test-aot ray tensorboard screenshots soak mutants generated-faults properties stranger trust links lock clean
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /make \1: /p' Makefile
 
@@ -89,6 +89,9 @@ lock: $(VENV)/installed-$(VERSION)  ## resolve the requirements again
 	$(LOCK) requirements-trust.txt -o requirements-trust.lock
 	echo uv | $(LOCK) - -o requirements-uv.lock
 	sed -nE 's/^(($(NEEDED))==.*[^ ]) \\$$/\1/p' requirements.lock > meshbook/hosts/pins.txt
+
+properties: $(VENV)/installed-$(VERSION)  ## many examples of each property, others each time (an hour)
+	MESHBOOK_LONG=1 $(MAKE) test TESTS="$$(grep -rl '^from properties' tests)"
 
 stranger: $(VENV)/installed-$(VERSION)  ## every notebook as in Colab, where the repository is not (Python 3.13)
 	@$(BIN)/python tests/support/stranger.py

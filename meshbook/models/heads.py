@@ -60,12 +60,13 @@ def rotate(x: Float[Array, "B T ... K"], angles_BTk: Angles):
 
 def uniform(fan_in: int, scale: float = 1.0):
     """An initializer: uniform numbers of variance scale / fan_in, bit-equal on every mesh."""
-    most = (3 * scale / fan_in) ** 0.5
+    return partial(uniform_within, (3 * scale / fan_in) ** 0.5)
 
-    def initialize(key, shape, dtype, out_sharding=None):
-        return jax.random.uniform(key, shape, dtype, -most, most, out_sharding=out_sharding)
 
-    return initialize
+def uniform_within(most: float, key: jax.Array, shape: tuple, dtype: DTypeLike,
+                   out_sharding: Any = None):
+    """Uniform numbers from -most to most, of this shape and type."""
+    return jax.random.uniform(key, shape, dtype, -most, most, out_sharding=out_sharding)
 
 
 def biases(config: Any, make: Callable):

@@ -13,8 +13,9 @@ import time
 import numpy as np
 import pytest
 from corpora import ENCODING, TEXTS, hashes, small_plan, write_inputs
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 from meshbook.data import corpus, token_files, vocabulary
 from meshbook.data.buckets import Place
@@ -93,7 +94,7 @@ def test_the_same_shards_from_pieces_of_any_size(inputs, whole, tmp_path, piece_
 
 @given(st.lists(st.text(max_size=30), min_size=1, max_size=20), st.integers(10, 60),
        st.integers(50, 400))
-@settings(deadline=None, max_examples=20)
+@examples(20)
 def test_any_documents_in_any_shards_come_back(tmp_path_factory, texts, shard_tokens, piece_bytes):
     texts = [text for text in texts if END not in text] or ["x"]
     folder = tmp_path_factory.mktemp("any")

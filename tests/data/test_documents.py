@@ -5,8 +5,9 @@ import random
 import pytest
 from corpora import TEXTS, clear_memory, failing, write_inputs
 from fsspec.implementations.memory import MemoryFileSystem
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 from meshbook.data import buckets, documents
 from meshbook.data.documents import documents_of, find_inputs
@@ -32,7 +33,7 @@ def test_every_document_once_and_in_order_for_pieces_of_any_size(inputs, step):
 
 
 @given(seed=st.integers(0, 2**32), block=st.sampled_from([1, 5, 13, 100, 1 << 20]))
-@settings(deadline=None, max_examples=12)
+@examples(12)
 def test_every_document_once_and_in_order_for_any_cuts(inputs, seed, block):
     chance = random.Random(seed)
     for each in inputs:

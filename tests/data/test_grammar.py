@@ -4,8 +4,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 from meshbook.data import grammar
 
@@ -18,7 +19,7 @@ def test_at_least_a_million_stories():
 
 
 @given(numbers)
-@settings(deadline=None)
+@examples(100)
 def test_every_number_is_a_story_and_every_story_has_one_number(number):
     assert grammar.parse(grammar.nth(number)) == (number, None)
 
@@ -64,7 +65,7 @@ def test_words_are_few_and_stories_short():
 
 
 @given(numbers, st.data())
-@settings(deadline=None, max_examples=200)
+@examples(200)
 def test_another_word_is_refused_unless_it_makes_another_story(number, data):
     words = grammar.nth(number).split(" ")
     at = data.draw(st.integers(0, len(words) - 1))
@@ -79,6 +80,7 @@ VOCABULARY = sorted({word for place in itertools.chain(*itertools.chain(*grammar
                      for word in place.words.values()})
 
 
+@examples(100)
 @given(st.text())
 def test_any_text_is_read_without_an_error(text):
     read, why = grammar.parse(text)

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 from meshbook.data import tokens
 
@@ -18,6 +19,7 @@ def test_shares_are_those_of_rows_that_are_made():
     assert shares["truncated"] == pytest.approx(2 / 5)
 
 
+@examples(100)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.integers(2, 8))
 def test_the_share_of_split_documents_is_the_mean_over_where_they_start(lengths, T):
     split = [start // T != (start + n - 1) // T for n in lengths for start in range(T)]

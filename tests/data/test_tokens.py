@@ -5,8 +5,9 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 from meshbook.data import grammar, token_files, tokens, vocabulary
 from meshbook.data.vocabulary import END
@@ -49,7 +50,7 @@ def test_a_file_is_a_memory_map_of_16_bits(stream):
 
 
 @given(st.lists(st.text(), min_size=1).filter(lambda texts: not any(END in t for t in texts)))
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_any_documents_come_back(tmp_path_factory, texts):
     where = tmp_path_factory.mktemp("any") / "any.tokens"
     tokens.write_tokens(texts, ENCODING, where)

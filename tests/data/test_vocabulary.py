@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import tiktoken
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 from meshbook.data import grammar, vocabulary
 
@@ -21,11 +22,13 @@ real = pytest.mark.skipif(not DATA or not vocabulary.gpt2_path(DATA, "encoder.js
                           reason="MESHBOOK_DATA has no vocabulary of GPT-2")
 
 
+@examples(100)
 @given(st.text())
 def test_every_text_comes_back(text):
     assert LEARNED.decode(LEARNED.encode_ordinary(text)) == text
 
 
+@examples(100)
 @given(st.binary())
 def test_every_run_of_bytes_has_tokens(some):
     assert LEARNED.decode_bytes(list(some)) == some  # token b is byte b
@@ -38,7 +41,7 @@ def gpt2():
 
 @real
 @given(st.text())
-@settings(deadline=None)
+@examples(100)
 def test_every_text_comes_back_from_gpt2(text):
     assert gpt2().decode(gpt2().encode_ordinary(text)) == text
 
@@ -94,6 +97,7 @@ def check_merges(encoding, piece):
         assert at == len(before) > len(after)
 
 
+@examples(100)
 @given(st.text(st.characters(categories=["Lu", "Ll"]), min_size=1))
 def test_merges_lead_to_the_tokens_of_a_word_in_the_order_of_their_numbers(word):
     check_merges(LEARNED, " " + word)
@@ -142,6 +146,7 @@ def test_the_separator_is_a_token_of_its_own_and_only_if_allowed():
     assert vocabulary.byte_lengths(LEARNED)[LEARNED.eot_token] == 0
 
 
+@examples(100)
 @given(st.text())
 def test_lengths_add_up_to_the_bytes_of_the_text(text):
     tokens = LEARNED.encode_ordinary(text)

@@ -6,10 +6,11 @@ import re
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from laid_out import CUBE, MESH, held, put
+from properties import examples
 
 from meshbook.drawing import arrays, figures, svg, tiles
 from meshbook.drawing.figures import assert_tiles, draw_sharding
@@ -34,7 +35,7 @@ def test_the_tiles_are_the_shards(array):
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_the_tiles_are_the_shards_of_any_layout(data):
     rank = data.draw(st.integers(0, 5))
     names = data.draw(st.permutations(["a", "b", "c", None, None]))[:rank]

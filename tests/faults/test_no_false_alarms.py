@@ -13,13 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from properties import examples
 
 from meshbook import proofs
 
-RELAXED = dict(derandomize=True, deadline=None, database=None,
-               suppress_health_check=list(HealthCheck))
 # B, T, D, F. On every mesh a product sums over two numbers or more; over one, XLA makes none.
 SIZES = ((8, 4, 8, 16), (16, 3, 16, 32), (16, 1, 32, 16), (24, 5, 8, 40), (32, 2, 24, 48))
 MESHES = ((8, 1), (4, 2), (2, 4), (1, 8), (2, 2), (1, 2), (4, 1))
@@ -150,7 +149,7 @@ def run(step, state, place):
         params=lambda state: state)
 
 
-@settings(max_examples=100, **RELAXED)
+@examples(100)
 @given(shape=st.sampled_from(MESHES), sizes=st.sampled_from(SIZES), blocks=st.integers(1, 2),
        scanned=st.booleans(), program=st.sampled_from([
            ("auto", "tensor"), ("explicit", "tensor"), ("by hand", "tensor"),
@@ -203,7 +202,7 @@ def placed(draw):
     return jax.device_put(numbers, NamedSharding(mesh, P(*spec))), mesh, P(*spec)
 
 
-@settings(max_examples=100, **RELAXED)
+@examples(100)
 @given(st.lists(placed(), min_size=1, max_size=3))
 def test_any_placement_is_found_where_it_was_put(leaves):
     tree = {"leaves": [array for array, _, _ in leaves]}

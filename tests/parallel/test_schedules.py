@@ -4,6 +4,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from properties import examples
 
 from meshbook.parallel.schedules import (
     Costs, Deadlock, Task, gpipe, interleaved, one_f_one_b, simulate, split_backward, zero_bubble)
@@ -82,8 +85,11 @@ def test_closed_formulas_of_interleaved_schedules(p, m, v):
         assert found.sent.get((p - 1, 0), 0) == (v - 1) * m
 
 
-@pytest.mark.parametrize("costs", [Costs(), UNEQUAL, Costs(F=1, B=0, W=2, send=3)])
-@pytest.mark.parametrize("p, m", [(1, 3), (2, 2), (3, 7), (4, 4), (4, 8), (8, 3), (8, 16)])
+@examples(40)
+@given(st.integers(1, 9), st.integers(1, 24),
+       st.builds(Costs, *[st.fractions(0, 4, max_denominator=4)] * 4))
+@example(8, 16, UNEQUAL)
+@example(4, 4, Costs(F=1, B=0, W=2, send=3))
 def test_simulation_is_that_of_longest_paths(p, m, costs):
     for name, schedule in all_schedules(p, m).items():
         ends = longest_paths(schedule, costs)
