@@ -109,7 +109,7 @@ def drawn(seed=SEED, count=COUNT):
 def imports(text):
     """Names of the package's modules that some code imports, such as "parallel/pipeline"."""
     found = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(syntax.parsed(text)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("meshbook"):
             inside = node.module.split(".")[1:]
             found |= {"/".join(inside), *("/".join([*inside, each.name]) for each in node.names)}

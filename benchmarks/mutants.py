@@ -10,7 +10,6 @@ has a file of tests in the page's place, which runs to its first failure. What w
 _build/mutants by a hash of the package and the page, so that a run that was stopped goes on.
 """
 
-import ast
 import functools
 import hashlib
 import json
@@ -138,7 +137,7 @@ def in_page(fault, page, module):
 def definitions(code):
     """What some code defines; a cell of magics, which is no Python, defines nothing."""
     try:
-        return syntax.definitions(ast.parse(code))
+        return syntax.definitions(syntax.parsed(code))
     except SyntaxError:
         return {}
 

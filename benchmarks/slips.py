@@ -171,7 +171,7 @@ def reached(node: ast.AST, path: tuple):
 
 def edited(text: str, slip: Slip):
     """The text with a slip in it. Raises ValueError where nothing stands at its place."""
-    tree = ast.parse(text)
+    tree = syntax.parsed(text)
     try:
         node = reached(syntax.definitions(tree)[slip.function], slip.path)
     except (KeyError, AttributeError, IndexError) as error:
