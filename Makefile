@@ -90,7 +90,7 @@ lock: $(VENV)/installed-$(VERSION)  ## resolve the requirements again
 	echo uv | $(LOCK) - -o requirements-uv.lock
 	sed -nE 's/^(($(NEEDED))==.*[^ ]) \\$$/\1/p' requirements.lock > meshbook/hosts/pins.txt
 
-properties: $(VENV)/installed-$(VERSION)  ## many examples of each property, others each time (an hour)
+properties: $(VENV)/installed-$(VERSION)  ## many examples of each property, others each time (long)
 	MESHBOOK_LONG=1 $(MAKE) test TESTS="$$(grep -rl '^from properties' tests)"
 
 stranger: $(VENV)/installed-$(VERSION)  ## every notebook as in Colab, where the repository is not (Python 3.13)

@@ -4,10 +4,10 @@
     python -m benchmarks.mutants NAME ...    those whose names contain one of these, into it as well
 
 A fault of mutants.toml is an edit of a module, made in a copy of the book: in the module and in
-those cells of the page that define the same (`benchmarks.syntax` says how it is located). Then the page runs at the size "test", to its end
-or to the first cell that fails. Code that no page teaches (the readers of HLO, checkpoints, loaders)
-has a file of tests in the page's place, which runs to its first failure. What was found is kept in
-_build/mutants by a hash of the package and the page, so that a run that was stopped goes on.
+those cells of the page that define the same (`benchmarks.syntax` says how it is located), or of
+the page's own code. Then the page runs at the size "test", to its end or to the first cell that
+fails. Code that no page teaches (the readers of HLO, checkpoints, loaders) has a file of tests in
+the page's place, which runs to its first failure. What was found is kept in _build/mutants by a hash of the package and the page, so that a run that was stopped goes on.
 """
 
 import functools
@@ -71,9 +71,10 @@ class Edit:
 class Fault:
     """Edits of meshbook/<file>.py, mostly one, and the page that teaches what they break.
 
-    Without a file, the page's own code is edited. page: its name, or the path of a file of tests, tests/<folder>/test_<subject>.py. story: what
-    went wrong, in a line. equivalent: why nothing that can be observed changes, for a fault of which
-    that is claimed; then the page has to run to its end.
+    Without a file, the page's own code is edited. page: its name, or the path of a file of tests,
+    tests/<folder>/test_<subject>.py. story: what went wrong, in a line. equivalent: why nothing
+    that can be observed changes, for a fault of which that is claimed; then the page has to run to
+    its end.
     """
 
     name: str
