@@ -1,17 +1,20 @@
 """Generate faults: slips of the package's syntax trees, drawn by a seed, evenly over its folders.
 
-    python -m benchmarks.generated                 all that are drawn (make generated-faults)
-    python -m benchmarks.generated 2/7             every seventh of them, from the second one on
+    python -m benchmarks.generated             all that are drawn (make generated-faults)
+    python -m benchmarks.generated 2/7         every seventh of them, from the second one on
+    python -m benchmarks.generated survivors   those of the record that nothing caught, once more
 
 Each is planted in a copy of the book. Then the tests of its module run, and the page that teaches
 it, at the size "test": it is caught where one of them fails. What was found is kept in
-_build/mutants, as `benchmarks.mutants` keeps it, so that a run that was stopped goes on. The record
-results/generated.json is put together from all that has run. A survivor is called equivalent only
-in EQUIVALENT, with the reason.
+_build/mutants, as `benchmarks.mutants` keeps it, so that a run that was stopped goes on. A run of
+all faults writes the record results/generated.json; survivors are examined again at a later commit,
+and the record then has both verdicts. A survivor is called equivalent only in EQUIVALENT, with the
+reason.
 """
 
 import ast
 import copy
+import dataclasses
 import functools
 import itertools
 import json
@@ -19,7 +22,7 @@ import random
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 
 from benchmarks import mutants, syntax
 from benchmarks.__main__ import ROOT, machine, provenance
@@ -44,7 +47,7 @@ class Generated:
     @property
     def name(self):
         """It says where, what, and what stands there now."""
-        return f"{self.file}, {self.slip}: {self.slip.becomes}"
+        return f"{self.file}, {self.slip}: {self.slip.was} -> {self.slip.becomes}"
 
     @property
     def path(self):
@@ -172,45 +175,104 @@ def code_of_pages():
             for path in sorted(ROOT.glob("book/*.md"))}
 
 
-def examined(generated, most=2):
-    """The row of a fault: what it is, and how the tests of its module and its page ended."""
-    places = [*tests_of(generated.file)[:most], *filter(None, [page_of(generated)])]
-    row = {"name": generated.name, "file": generated.file, "operator": generated.slip.operator,
-           "function": generated.slip.function}
-    ended = {place: mutants.attempt(place, generated.plant) for place in places}
-    caught = [place for place, found in ended.items()
-              if found["ended"] not in ("survived", *mutants.NOTHING_SAID)]
-    said = {place: found["ended"] for place, found in ended.items()}
-    verdict = "caught" if caught else "equivalent" if generated.name in EQUIVALENT else "survived"
-    print(f"{verdict:10} {generated.name} {said}", flush=True)
-    return row | {"verdict": verdict, "ended": said}
+def places_of(generated):
+    """What runs for a fault: the tests of its module, two files at most, and its page."""
+    return [*tests_of(generated.file)[:2], *filter(None, [page_of(generated)])]
+
+
+def endings(chosen):
+    """One {place: how it ended} for each fault. All tests come first, then the pages: they are long.
+
+    A run that takes more than five times what it takes without a fault, and two minutes, is ended.
+    """
+    seconds = mutants.sound(sorted({place for each in chosen for place in places_of(each)}))
+    jobs = sorted(((not mutants.of_tests(place), rank, n, place)
+                   for n, each in enumerate(chosen)
+                   for rank, place in enumerate(places_of(each))))
+
+    def run(job):
+        *_, n, place = job
+        found = mutants.attempt(place, chosen[n].plant, 120 + 5 * seconds[place])
+        print(f"{found['ended']:10} {chosen[n].name} ({place}, {found['seconds']:.0f} s) "
+              f"{found['says']}", flush=True)
+        return found["ended"]
+
+    with ThreadPoolExecutor(mutants.TOGETHER) as pool:
+        ended = list(pool.map(run, jobs))
+    return [{place: how for (*_, m, place), how in zip(jobs, ended, strict=True) if m == n}
+            for n in range(len(chosen))]
+
+
+def is_caught(how):
+    """Whether a place noticed; one that does not end has noticed too, as in other such tools."""
+    return how not in ("survived", "killed")
+
+
+def verdict(name, ended):
+    """caught, equivalent (and not caught), survived, or killed, where nothing can be said."""
+    if any(map(is_caught, ended.values())):
+        return "caught"
+    if "killed" in ended.values():
+        return "killed"
+    return "equivalent" if name in EQUIVALENT else "survived"
+
+
+def rows_of(chosen):
+    """The rows of faults: what each is, and how the tests of its module and its page ended."""
+    return [{"name": each.name, "file": each.file, **asdict(each.slip),
+             "verdict": verdict(each.name, ended), "ended": ended}
+            for each, ended in zip(chosen, endings(chosen), strict=True)]
 
 
 def score(rows):
-    """How many there were, what became of them, and how many of which place caught them."""
+    """How many there were, what became of them, and how many the tests and the pages caught."""
     verdicts = [row["verdict"] for row in rows]
-    by = lambda tests: sum(any(how not in ("survived", *mutants.NOTHING_SAID)
-                               for place, how in row["ended"].items()
+    by = lambda tests: sum(any(is_caught(how) for place, how in row["ended"].items()
                                if mutants.of_tests(place) == tests) for row in rows)
     return {"faults": len(rows), **{each: verdicts.count(each) for each in (
         "caught", "survived", "equivalent")}, "by tests": by(True), "by pages": by(False)}
 
 
+def recorded(record, chosen, source):
+    """The record with these faults examined.
+
+    A survivor of an earlier run keeps its row and gets "again", how it ended now.
+    """
+    rows = {row["name"]: row for row in record["faults"]}
+    for row in rows_of(chosen):
+        before = rows.get(row["name"], row)
+        if before["verdict"] == "survived" and before is not row:
+            row = before | {"again": {"commit": source["commit"], "verdict": row["verdict"],
+                                      "ended": row["ended"]}}
+        rows[row["name"]] = row
+    found = list(rows.values())
+    return record | {"score": score(found), "faults": found}
+
+
+def from_row(row):
+    """The fault of a row of the record."""
+    slip = Slip(**{field.name: row[field.name] for field in fields(Slip)})
+    return Generated(row["file"], dataclasses.replace(slip, path=tuple(slip.path)))
+
+
 def main(words):
-    part, _, parts = (words or ["1/1"])[0].partition("/")
-    chosen = drawn()[int(part) - 1::int(parts)]
-    mutants.sound(sorted({place for each in chosen for place in (
-        *tests_of(each.file)[:2], page_of(each)) if place}))
-    with ThreadPoolExecutor(mutants.TOGETHER) as pool:
-        rows = list(pool.map(examined, chosen))
-    print(json.dumps(score(rows)))
-    before = json.loads(RECORD.read_text("utf8"))["faults"] if RECORD.exists() else []
-    found = {row["name"]: row for row in before} | {row["name"]: row for row in rows}
-    ordered = [found[each.name] for each in drawn() if each.name in found]
-    source = {"machine": machine(), **provenance("python -m benchmarks.generated")}
-    RECORD.write_text(json.dumps({"provenance": source, "seed": SEED, "drawn": COUNT,
-                                  "score": score(ordered), "faults": ordered}, indent=1) + "\n",
-                      "utf8")
+    source = {"machine": machine(), **provenance(" ".join(["python -m benchmarks.generated", *words]))}
+    if words == ["survivors"]:
+        record = json.loads(RECORD.read_text("utf8"))
+        chosen = [from_row(row) for row in record["faults"] if row["verdict"] == "survived"]
+    else:
+        part, _, parts = (words or ["1/1"])[0].partition("/")
+        chosen = drawn()[int(part) - 1::int(parts)]
+        record = {"provenance": source, "seed": SEED, "faults": []}
+    record = recorded(record, chosen, source)
+    print(json.dumps(record["score"]))
+    if words in ([], ["survivors"]):
+        RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf8")
+    now = {row["name"]: row.get("again", row)["verdict"] for row in record["faults"]}
+    open_questions = [name for name, found in now.items()
+                      if found not in ("caught", "equivalent")]
+    if open_questions:
+        sys.exit(f"not answered: {'; '.join(open_questions)}")
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ TABLE = Path(__file__).with_suffix(".toml")
 EDIT = ("function", "node", "which", "becomes")
 BETWEEN = "\n# the next cell\n"
 KEPT = ROOT / "_build" / "mutants"
+COMPILED = ROOT / "_build" / "compiled"
 RECORD = ROOT / "results" / "mutants.json"
 LIMIT = 900  # seconds for one page: what takes longer is a fault of this program
 BY = {"ProofFailed": "proof", "AssertionError": "assertion", "Failed": "assertion"}
@@ -145,10 +146,13 @@ def definitions(code):
 
 def copy_book(folder):
     """What a page needs to run, in a folder; returns the folder."""
-    for name in ("meshbook", "results", "book", "tests", "benchmarks"):
+    for name in ("meshbook", "results", "book", "tests", "benchmarks", "launch"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("helpers.py", "conftest.py", "pyproject.toml"):
+    for name in ("helpers.py", "conftest.py", "pyproject.toml", "train.py"):
         shutil.copy(ROOT / name, folder)
+    COMPILED.mkdir(parents=True, exist_ok=True)  # most faults leave most programs as they are
+    (folder / "_build").mkdir()
+    (folder / "_build" / "compiled").symlink_to(COMPILED)
     return folder
 
 
@@ -256,10 +260,10 @@ def raised(stderr):
     return kind.rpartition(".")[2], next(filter(None, words), "")
 
 
-def attempt(page, planted=None):
+def attempt(page, planted=None, limit=LIMIT):
     """How a page ends with a fault, or with none; kept, and not run again for the same files.
 
-    planted: plants the fault in the copy of the book in a folder.
+    planted: plants the fault in the copy of the book in a folder. limit: seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
         folder = copy_book(Path(folder))
@@ -268,7 +272,7 @@ def attempt(page, planted=None):
         kept = KEPT / f"{fingerprint(folder, page)}.json"
         if kept.exists():
             return json.loads(kept.read_text("utf8"))
-        found = run_page(folder, page)
+        found = run_page(folder, page, limit)
     if found["ended"] not in NOTHING_SAID:
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(found), "utf8")
@@ -286,15 +290,15 @@ def verdict(fault, found):
 
 
 def sound(pages):
-    """Seconds of the pages without a fault; exits where one fails: then nothing can be said."""
-    seconds = 0.0
+    """{page: its seconds without a fault}; exits where one fails: then nothing can be said."""
+    seconds = {}
     with ThreadPoolExecutor(TOGETHER) as pool:
         for page, found in zip(pages, pool.map(attempt, pages), strict=True):
             print(f"{page}: {found['ended']} without a fault, {found['seconds']:.0f} s", flush=True)
             if found["ended"] != "survived":
                 sys.exit(f"{page} fails without any fault, in cell {found['cell']}: "
                          f"{found['says']}")
-            seconds += found["seconds"]
+            seconds[page] = found["seconds"]
     return seconds
 
 
@@ -336,7 +340,7 @@ def merged(before, rows, source):
 def main(words):
     chosen = [fault for fault in faults()
               if not words or any(word in fault.name for word in words)]
-    seconds = sound(sorted({fault.page for fault in chosen}))
+    seconds = sum(sound(sorted({fault.page for fault in chosen})).values())
     rows = examine(chosen)
     seconds += sum(row["seconds"] for row in rows)
     command = f"python -m benchmarks.mutants {' '.join(words)}" if words else "make mutants"

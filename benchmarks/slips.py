@@ -114,7 +114,7 @@ OPERATORS = {each.__name__.replace("_", " "): each for each in (
 
 @dataclass(frozen=True)
 class Slip:
-    """One edit: its function, the path of a node below that, the operator, and what it writes.
+    """One edit: its function, the path of a node below that, the operator, what it finds and writes.
 
     function: a qualified name of `syntax.definitions`.
     path: names of fields and places in them, from the function's node to the edited one.
@@ -123,6 +123,7 @@ class Slip:
     function: str
     path: tuple
     operator: str
+    was: str
     becomes: str
 
     def __str__(self):
@@ -135,9 +136,11 @@ def slips(text: str):
     for function, node in syntax.definitions(ast.parse(text)).items():
         for path, each in below(node):
             for name, operator in OPERATORS.items():
-                yield from (Slip(function, path, name, becomes) for becomes in operator(each))
+                yield from (Slip(function, path, name, ast.unparse(each), becomes)
+                            for becomes in operator(each))
             if isinstance(each, ast.If):
-                yield Slip(function, (*path, "test"), "skipped branch", "False")
+                yield Slip(function, (*path, "test"), "skipped branch",
+                           ast.unparse(each.test), "False")
 
 
 def below(node: ast.AST, path: tuple = ()) -> Iterator[tuple[tuple, ast.AST]]:
@@ -170,10 +173,12 @@ def reached(node: ast.AST, path: tuple):
 
 
 def edited(text: str, slip: Slip):
-    """The text with a slip in it. Raises ValueError where nothing stands at its place."""
+    """The text with a slip in it. Raises ValueError where something else stands at its place."""
     tree = syntax.parsed(text)
     try:
         node = reached(syntax.definitions(tree)[slip.function], slip.path)
     except (KeyError, AttributeError, IndexError) as error:
-        raise ValueError(f"{slip}: expected a node there, found none") from error
+        raise ValueError(f"{slip}: expected {slip.was} there, found nothing") from error
+    if ast.unparse(node) != slip.was:
+        raise ValueError(f"{slip}: expected {slip.was} there, found {ast.unparse(node)}")
     return syntax.put(text, node, slip.becomes)

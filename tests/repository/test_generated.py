@@ -57,8 +57,12 @@ def test_a_slip_changes_one_place_of_the_text():
 
 
 def test_a_slip_of_code_that_is_not_there_is_refused():
-    slip = Slip("Box.size", ("body", 9, "value"), "off by one", "4")
-    with pytest.raises(ValueError, match=r"Box.size: off by one at body.9.value: expected a node"):
+    slip = Slip("Box.size", ("body", 9, "value"), "off by one", "3", "4")
+    where = r"Box.size: off by one at body.9.value: expected 3 there, found nothing"
+    with pytest.raises(ValueError, match=where):
+        edited(CODE, slip)
+    slip = Slip("LEAST", ("value",), "off by one", "4", "5")
+    with pytest.raises(ValueError, match=r"LEAST: off by one at value: expected 4 there, found 3"):
         edited(CODE, slip)
 
 
