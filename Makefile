@@ -74,8 +74,8 @@ soak: $(VENV)/installed-$(VERSION)  ## kill training runs 50 times, of one proce
 mutants: $(VENV)/installed-$(VERSION)  ## plant faults in the package, and see which page catches each
 	@$(BIN)/python -m benchmarks.mutants
 
-generated-faults: $(VENV)/installed-$(VERSION)  ## plant faults that a seed draws, as mutants does its own (hours)
-	@$(BIN)/python -m benchmarks.generated
+generated-faults: $(VENV)/installed-$(VERSION)  ## plant faults that a seed draws, all of them (hours), or PART=2/7
+	@$(BIN)/python -m benchmarks.generated $(PART)
 
 LOCK = $(BIN)/uv pip compile -q --universal --python-version 3.11 --upgrade \
 	--generate-hashes --no-emit-index-url --custom-compile-command "make lock"

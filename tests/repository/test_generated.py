@@ -1,12 +1,15 @@
 """Slips are drawn evenly and the same way each time, and change what they say and nothing else."""
 
 import ast
+import json
 from collections import Counter
+from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 from run_chapter import cells
 
-from benchmarks import generated
+from benchmarks import generated, mutants
 from benchmarks.generated import ROOT, Generated
 from benchmarks.slips import OPERATORS, Slip, edited, slips
 
@@ -116,3 +119,77 @@ def test_the_score_counts_by_tests_and_by_pages():
             {"verdict": "survived", "ended": {"tests/a.py": "survived"}}]
     assert generated.score(rows) == {"faults": 3, "caught": 2, "survived": 1, "equivalent": 0,
                                      "by tests": 2, "by pages": 1}
+
+
+def test_what_nothing_has_caught_goes_on_first_and_in_the_end_everything_has_run(monkeypatch):
+    tests, ran = ["tests/a/test_a.py", "tests/a/test_b.py"], []
+    places = {"caught": [*tests, "01"], "survivor": ["tests/b/test_b.py", "02"]}
+
+    def attempt(place, plant, limit):
+        ran.append(place)
+        how = "assertion" if place == tests[0] else "survived"
+        return {"ended": how, "seconds": 1.0, "says": ""}
+
+    monkeypatch.setattr(mutants, "TOGETHER", 1)
+    monkeypatch.setattr(mutants, "sound", lambda places: dict.fromkeys(places, 1.0))
+    monkeypatch.setattr(mutants, "attempt", attempt)
+    monkeypatch.setattr(generated, "places_of", lambda each, most: places[each.name])
+    chosen = [SimpleNamespace(name=name, plant=None) for name in places]
+    assert generated.endings(chosen, most=2) == [
+        dict(zip(places["caught"], ("assertion", "survived", "survived"))),
+        dict.fromkeys(places["survivor"], "survived")]
+    assert ran == [tests[0], "tests/b/test_b.py", "02", tests[1], "01"]
+
+
+def row(name, verdict, **more):
+    return {"name": name, "verdict": verdict, "ended": {"tests/a.py": verdict}} | more
+
+
+def test_a_survivor_keeps_its_row_and_gets_what_a_later_run_found(monkeypatch):
+    first = {"faults": [row("a", "caught"), row("b", "survived"), row("c", "survived")]}
+    later = [row("b", "caught"), row("c", "survived")]
+    monkeypatch.setattr(generated, "rows_of", lambda chosen, most: later)
+    record = generated.recorded(first, None, {"commit": "new"}, most=1)
+    again = {"commit": "new", "verdict": "caught", "ended": {"tests/a.py": "caught"}}
+    assert record["faults"][:2] == [row("a", "caught"), row("b", "survived", again=again)]
+    assert record["score"]["survived"] == 2  # when they were drawn
+    assert generated.survivors(record) == ["c"]
+    assert generated.caught(record) == 1 / 3
+
+
+def test_what_is_equivalent_counts_neither_way():
+    equivalent = row("b", "survived", again={"verdict": "equivalent"})
+    record = {"faults": [row("a", "caught"), equivalent, row("c", "survived")],
+              "score": {"caught": 1}}
+    assert generated.survivors(record) == ["c"] and generated.caught(record) == 1 / 2
+
+
+@pytest.mark.parametrize("ended, verdict", [
+    ({"tests/a.py": "survived", "01": "proof"}, "caught"),
+    ({"tests/a.py": "timed out", "01": "survived"}, "caught"),
+    ({"tests/a.py": "killed", "01": "error"}, "caught"),
+    ({"tests/a.py": "killed", "01": "survived"}, "killed"),
+    ({"tests/a.py": "survived"}, "survived"),
+])
+def test_a_fault_is_caught_where_one_place_noticed_it(ended, verdict):
+    assert generated.verdict("a", ended) == verdict
+
+
+def test_a_row_gives_its_fault_back():
+    each = DRAWN[0]
+    said = json.loads(json.dumps({"file": each.file, **asdict(each.slip)}))
+    assert generated.from_row(said) == each
+
+
+@pytest.mark.skipif(not generated.RECORD.exists(), reason="no run is recorded")
+def test_the_record_has_nine_tenths_caught_and_every_survivor_answered():
+    record = json.loads(generated.RECORD.read_text("utf8"))
+    rows, equivalent = record["faults"], generated.EQUIVALENT
+    assert len(rows) >= 300 and len({each["name"] for each in rows}) == len(rows)
+    assert record["score"] == generated.score(rows)
+    assert generated.caught(record) >= generated.LEAST
+    assert not generated.survivors(record)
+    assert len(equivalent) <= 0.05 * len(rows)
+    assert equivalent.keys() == {each["name"] for each in rows
+                                 if each.get("again", each)["verdict"] == "equivalent"}
+    assert all(len(reason) > 20 for reason in equivalent.values())
