@@ -98,7 +98,9 @@ def texts(source: Input, begin: int, end: int, field: str):
     at, content = records(source, begin, end, separator)
     for record in content.split(separator):
         if record.strip():
-            yield at, text_in(source, at, record, field)
+            text = text_in(source, at, record, field)
+            if text or source.kind == "lines":  # a text of space that only Unicode knows is none
+                yield at, text
         at += len(record) + len(separator)
 
 

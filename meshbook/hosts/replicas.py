@@ -34,7 +34,10 @@ def hash_of(x: Array):
     """
     if x.dtype == bool:
         x = x.astype(jnp.uint8)
-    bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}").reshape(-1)
+    if jnp.iscomplexobj(x):
+        x = jnp.stack([x.real, x.imag])
+    word = min(x.dtype.itemsize, 4)  # bytes: a larger number is two words
+    bits = jax.lax.bitcast_convert_type(x, f"uint{8 * word}").reshape(-1)
     mixed = bits.astype(jnp.uint32) * np.uint32(2_654_435_761)
     mixed ^= mixed >> 16
     weights = 2 * jnp.arange(bits.size, dtype=jnp.uint32) + 1

@@ -121,7 +121,10 @@ class Decoder(nnx.Module):
 
     def rematerialised(self, layer: DecoderLayer, x_BTD: Hidden, key: jax.Array | None,
                        turned: Angles, sees_BTs: Sees):
-        """One layer, that keeps for the backward pass what the config and the rules say."""
+        """One layer, that keeps for the backward pass what the config and the rules say.
+
+        XLA removes a loop of one turn, and would then keep what it finds computed twice.
+        """
         graph, state = nnx.split(layer)
         run = lambda state, x_BTD, key: nnx.merge(graph, state).with_loads(
             x_BTD, turned, sees_BTs, key)
@@ -131,7 +134,8 @@ class Decoder(nnx.Module):
         if again is not None:
             rules = self.sharding.activations  # weights along B's axes, tokens along T's
             policy = regathered(policy, again, axes_of(rules["B"]) + axes_of(rules["T"]))
-        return jax.checkpoint(run, policy=policy, prevent_cse=False)(state, x_BTD, key)
+        alone = self.config.layers == self.config.period
+        return jax.checkpoint(run, policy=policy, prevent_cse=alone)(state, x_BTD, key)
 
     def embed(self, tokens_BT: Ids):
         """Tokens as embeddings: (B, T) to (B, T, D)."""

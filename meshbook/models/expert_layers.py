@@ -92,7 +92,7 @@ class Experts(nnx.Module):
         sizes, found = self.sizes, self.route(x_BTD)
         chosen = kept = found.experts_BTA
         if C := self.capacity:
-            slots_BTA = routing.slots_of(chosen, sizes.count, C)
+            slots_BTA = routing.slots_of(chosen, sizes.count, C, self.places(x_BTD.shape[1]))
             y_BTD = expert_parallel(
                 self.sharding, x_BTD, slots_BTA, found.gates_BTA, self.weights, C)
             kept = slots_BTA // C
@@ -141,6 +141,13 @@ class Experts(nnx.Module):
         sizes = self.sizes
         return sizes.capacity and routing.capacity(
             sizes.capacity, self.window, sizes.active, sizes.count)
+
+    def places(self, T: int):
+        """The places in a row of T tokens, (T,), or None where they lie in the row's order."""
+        context = self.sharding.context
+        if context is None or not context.zigzagged:
+            return None
+        return context.places(T, jax.sharding.get_abstract_mesh().shape[context.axis])
 
     @property
     def weights(self):

@@ -98,7 +98,7 @@ def odds(
     b_v = jnp.where(ids_v < vocabulary, b_v, MASKED).astype(jnp.float32)
     label_n = logits_at(h_nD, w_Dv, b_v, at_n)
     label_n = label_n if axis is None else over(jnp.where(mine_n, label_n, 0))
-    label_n = jnp.where(weight_n > 0, label_n, jnp.inf)  # odds of 0 where nothing counts
+    label_n = jnp.where(weight_n != 0, label_n, jnp.inf)  # odds of 0 where nothing counts
     odds_nv, total_n, top_n = make_odds(h_nD, w_Dv, b_v, label_n)
     rows_n = jnp.arange(len(labels_n))
     own_n = odds_nv[rows_n, at_n]
@@ -106,12 +106,12 @@ def odds(
         total_n, top_n = over(total_n), jax.lax.pmax(top_n, axis)
     known_n = (labels_n >= 0) & (labels_n < vocabulary)
     loss_n = jnp.where(known_n, jnp.log(total_n), jnp.nan)
-    loss_n = jnp.where(weight_n > 0, loss_n * weight_n, 0)
+    loss_n = jnp.where(weight_n != 0, loss_n * weight_n, 0)
     right_n = jnp.where(mine_n & (own_n >= top_n), weight_n, 0)
     right_n = right_n if axis is None else over(right_n)
     less_n = jnp.where(mine_n, own_n - total_n, own_n).astype(odds_nv.dtype)
     errors_nv = odds_nv.at[rows_n, at_n].set(less_n, unique_indices=True)
-    share_n = jnp.where(weight_n > 0, weight_n / total_n, 0)
+    share_n = jnp.where(weight_n != 0, weight_n / total_n, 0)
     return (loss_n.sum(), right_n.sum()), errors_nv, share_n
 
 

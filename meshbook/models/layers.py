@@ -153,6 +153,7 @@ class Attention(nnx.Module):
         """What the heads found, brought together: (B, T, H, K) to (B, T, D)."""
         s, dtype = self.sharding, y_BTHK.dtype
         w_HKD = s.weight("HKD", self.w_out_HKD[...], dtype)
+        y_BTHK = jax.reshard(y_BTHK, s.activation("BTHK"))  # of one row JAX forgets it
         y_BTD = jnp.einsum("BTHK,HKD->BTD", y_BTHK, w_HKD,
                            out_sharding=s.activation("BTD"))
         return y_BTD + s.gather("D", self.b_out_D[...], dtype)

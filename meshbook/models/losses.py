@@ -37,9 +37,9 @@ def chunked_cross_entropy(
 ):
     """Mean loss (nats) and accuracy of logits hidden·w + b, chunk by chunk.
 
-    weight_BT: what each label counts, default 1. vocabulary: how many of the V logits are tokens;
-    a label beyond gives NaN. chunk: tokens of one device at a time. A tie for the largest logit
-    counts as right. Not for second derivatives.
+    weight_BT: what each label counts, default 1; it has no gradient. vocabulary: how many of the V
+    logits are tokens; a label beyond gives NaN. chunk: tokens of one device at a time. A tie for
+    the largest logit counts as right. Not for second derivatives.
     """
     settings = split_of(sharding), vocabulary, chunk
     return mean_over_devices(
@@ -67,7 +67,7 @@ def mean_over_devices(
     """
     s, dtype = sharding, hidden_BTD.dtype
     BT = P(*s.activation("BTV")[:2])  # what splits V leaves tokens whole
-    count = labels_BT.size if weight_BT is None else weight_BT.sum()
+    count = labels_BT.size if weight_BT is None else jax.lax.stop_gradient(weight_BT.sum())
     if weight_BT is None:
         weight_BT = jnp.ones(labels_BT.shape, jnp.float32)
     hidden_BTD = jax.reshard(hidden_BTD, s.activation("BTD"))
@@ -262,7 +262,7 @@ def chunk_sums(
     total_n, label_n = sums if axis is None else jax.lax.psum(sums, axis)
     known_n = (labels_n >= 0) & (labels_n < vocabulary)
     loss_n = jnp.where(known_n, jnp.log(total_n) + top_n - label_n, jnp.nan)
-    loss_n = jnp.where(weight_n > 0, loss_n * weight_n, 0)
+    loss_n = jnp.where(weight_n != 0, loss_n * weight_n, 0)
     right_n = jnp.where(label_n >= top_n, weight_n, 0)
     # the gradient of the loss: each probability, less 1 at the label
     errors_nv = (exp_nv / total_n[:, None] - here_nv) * weight_n[:, None]

@@ -88,12 +88,14 @@ def capacity(factor: int | float, tokens: int, active: int, experts: int):
     return min(slots, tokens)
 
 
-def slots_of(experts_BTA: Int[Array | np.ndarray, "B T A"], experts: int, capacity: int):
+def slots_of(experts_BTA: Int[Array | np.ndarray, "B T A"], experts: int, capacity: int,
+             places_T: Int[Array | np.ndarray, "T"] | None = None):
     """The slot of each choice, (B, T, A): e·C + place in expert e's slots for this row, or E·C.
 
     experts: E; capacity: C. Choices of a row take places in the order of its tokens; a choice of E
     is none, and takes no place. E·C, which no slot has, is for a choice that is dropped, because
     the C places were taken by earlier tokens. Slots over C are experts, as `loads` counts them.
+    places_T: where in a row its tokens stand, if not as they lie, as in the order of `zigzag`.
     Raises ValueError for a capacity below 1.
     """
     if capacity < 1:
@@ -101,12 +103,15 @@ def slots_of(experts_BTA: Int[Array | np.ndarray, "B T A"], experts: int, capaci
     B, T, A = experts_BTA.shape
     rows = P(*jax.typeof(experts_BTA).sharding.spec[:1])
     whole_BTA = jax.reshard(experts_BTA, rows)  # a row's tokens are counted together
+    if places_T is not None:
+        whole_BTA = whole_BTA[:, jnp.argsort(places_T)]
     chosen_BN = jax.lax.reshape(whole_BTA, (B, T * A), out_sharding=rows)
     is_BNE = chosen_BN[..., None] == jnp.arange(experts)
     earlier_BNE = jnp.cumsum(is_BNE, 1) - is_BNE
     place_BN = jnp.where(is_BNE, earlier_BNE, 0).sum(-1)
     slot_BN = jnp.where(place_BN < capacity, chosen_BN * capacity + place_BN, experts * capacity)
-    return jax.lax.reshape(slot_BN, (B, T, A), out_sharding=rows)
+    slot_BTA = jax.lax.reshape(slot_BN, (B, T, A), out_sharding=rows)
+    return slot_BTA if places_T is None else slot_BTA[:, places_T]
 
 
 def loads(experts_BTA: Int[Array | np.ndarray, "B T A"], experts: int,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
+from itertools import count
 from typing import Any
 
 import jax
@@ -31,7 +32,7 @@ class Slots:
     """A schedule as a table.
 
     part, microbatch: (slots, devices), part a place in SLOT_PARTS. held: of how many microbatches
-    at most a device keeps what F left; waiting: of how many what B left.
+    a device has places for what F left; waiting: of how many for what B left.
     """
     part: np.ndarray
     microbatch: np.ndarray
@@ -66,12 +67,30 @@ def table_of(schedule: Sequence):
         raise ValueError("a table has one stage on each device; found a schedule with chunks")
     shape = int(found.makespan), len(schedule)
     part, microbatch = np.zeros(shape, int), np.zeros(shape, int)
+    F, B, W = at = np.zeros((3, 1 + max(event.task.microbatch for event in found.events),
+                             len(schedule)), int)
     for device, task, start, _ in found.events:
-        for at, kind in enumerate(task.kind, int(start)):
-            part[at, device] = SLOT_PARTS.index(kind)
-            microbatch[at, device] = task.microbatch
-    waits = (part == SLOT_PARTS.index("B")).cumsum(0) - (part == SLOT_PARTS.index("W")).cumsum(0)
-    return Slots(part, microbatch, max(found.live), int(waits.max()))
+        for slot, kind in enumerate(task.kind, int(start)):
+            part[slot, device] = SLOT_PARTS.index(kind)
+            microbatch[slot, device] = task.microbatch
+            at["FBW".index(kind), task.microbatch, device] = slot
+    came, back = F[:, :-1] + 1, B[:, 1:] + 1  # when x and dy arrive from the devices beside
+    held = places_for((F, W), (came, F[:, 1:]), (back, B[:, :-1]))
+    return Slots(part, microbatch, held, places_for((B, W)))
+
+
+def places_for(*kept: tuple):
+    """The fewest places of a ring in which nothing is overwritten before it was read.
+
+    kept: pairs of arrays (m, ...), from which slot to which one something of each microbatch is
+    kept, on each device. Microbatch i has place i modulo their number: two that are kept at a time
+    must not have the same.
+    """
+    meet = set()
+    for since, until in kept:
+        one, other, _ = np.nonzero((since[:, None] <= until) & (since <= until[:, None]))
+        meet |= {*abs(one - other).tolist()}
+    return next(places for places in count(1) if all(far % places for far in meet - {0}))
 
 
 def in_slots(make: Callable):

@@ -67,7 +67,9 @@ def layer_exchanges(config: DecoderConfig, batch: int, ways: int, method: str):
     if method == "ring":
         count = (2 * forward + 4) * others
         return {"collective-permute": Moved(count, count * keys)}
-    return {"all-to-all": Moved(4 * forward + 4, (forward + 1) * 2 * (queries + keys))}
+    again = queries + 2 * keys if config.remat == "attention" else 0  # what was found is kept
+    return {"all-to-all": Moved(4 * forward + 4 + 3 * bool(again),
+                                (forward + 1) * 2 * (queries + keys) + again)}
 
 
 def context_step_traffic(config: DecoderConfig, mesh: Mapping[str, int], rows: int,

@@ -245,7 +245,9 @@ def _differs(message, name, device, expected, found):
     with np.errstate(invalid="ignore"):  # inf - inf
         apart = np.abs(pair[0] - pair[1])
     apart = np.where(np.isnan(pair[0]) != np.isnan(pair[1]), np.inf, apart)
-    most = np.argmax(np.nan_to_num(apart, posinf=np.inf))
+    raw = [np.ascontiguousarray(each).reshape(-1, 1).view(np.uint8) for each in (expected, found)]
+    other = (raw[0] != raw[1]).any(-1).reshape(apart.shape)  # 0 and -0 are 0 apart
+    most = np.argmax(np.where(other, np.nan_to_num(apart, posinf=np.inf), -1))
     at = tuple(map(int, np.unravel_index(most, apart.shape)))
     expected, found = (each[at].item() for each in pair)
     return ProofFailed(

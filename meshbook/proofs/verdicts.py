@@ -35,9 +35,14 @@ def path_name(path: Sequence):
 
 
 def named_leaves(tree: Any):
-    """The leaves of any pytree by the name of their path."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {path_name(path): leaf for path, leaf in leaves}
+    """The leaves of any pytree by the name of their path; ValueError where two have the same."""
+    named = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if (name := path_name(path)) in named:
+            raise ValueError(f"expected a name for every leaf, found two leaves that are {name}: "
+                             "use no / in the keys of a tree")
+        named[name] = leaf
+    return named
 
 
 def device_name(device: jax.Device):

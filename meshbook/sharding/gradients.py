@@ -109,7 +109,12 @@ def varies(x: Any):
 
 
 def waiting(spec: P, *rules: str | tuple[str, ...] | None):
-    """A spec that is `reduced` along these mesh axes, too, where they split nothing in it."""
+    """A spec that is `reduced` along these mesh axes, too, where they split nothing in it.
+
+    On a mesh of one device nothing waits, and JAX 0.10 refuses to compile such types there.
+    """
+    if jax.sharding.get_abstract_mesh().size == 1:
+        return spec
     taken = {axis for rule in spec.partitions for axis in axes_of(rule)}
     taken |= set(jax.sharding.get_abstract_mesh().manual_axes)
     axes = {axis for rule in rules for axis in axes_of(rule)} - taken

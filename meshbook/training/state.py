@@ -33,7 +33,7 @@ def weighted_mean(
     """Mean of x; with weight (0 for padding), of what counts."""
     if weight is None:
         return x.mean()
-    return jnp.where(weight > 0, x * weight, 0).sum() / weight.sum()
+    return jnp.where(weight != 0, x * weight, 0).sum() / weight.sum()
 
 
 def check_labels(labels: Shaped[Array | np.ndarray, "..."], classes: int):

@@ -51,7 +51,40 @@ MODULES = {
 }
 
 
-AWAITED = set()  # faults of which `make mutants` has no record yet; empty it by running them
+AWAITED = {  # faults of which `make mutants` has no record yet; empty it by running them
+    "15: every expert: nothing dropped",
+    "01: one by one: the first label for all",
+    "01: one by one: not normalised",
+    "01: one by one: not shuffled",
+    "01: cut: the last left out",
+    "03: shares: one matrix less",
+    "04: predicted: one moment",
+    "06: peak: donated twice",
+    "06: waiting: the whole batch",
+    "07: trigrams: with the end",
+    "07: one by one: no end",
+    "07: places: labels are the inputs",
+    "08: parts: scores alone",
+    "08: validation: nats per byte",
+    "08: by sorting: one token less",
+    "09: computing: of all steps",
+    "09: meeting: the first to come",
+    "09: parts: forward is backward",
+    "20: begin in: one line more",
+    "20: origins: of the shards",
+    "20: as JAXformer: no separators",
+    "memory-fit: points: the other way",
+    "tensorboard: named: any word",
+    "tpu-time: spread: the least for the middle",
+    "tpu-time: series: raw twice",
+    "tpu-time: parts: forward is backward",
+    "tpu-time: parts: in seconds",
+    "calculator: buffers: never freed",
+    "calculator: largest: one too many",
+    "calculator: floors: all pairs skipped",
+    "explorer: by layer: the last alone",
+    "the router reads bfloat16",
+}
 
 
 def test_there_are_enough_faults_of_every_module():
