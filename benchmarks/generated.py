@@ -240,20 +240,24 @@ def score(rows):
         "caught", "survived", "equivalent")}, "by tests": by(True), "by pages": by(False)}
 
 
-def recorded(record, chosen, source, most):
-    """The record with these faults examined, each by at most so many files of tests and its page.
+def recorded(record, source, most, chosen):
+    """The record with faults examined, each by at most so many files of tests and its page.
 
-    A survivor of an earlier run keeps its row and gets "again", how it ended now.
+    chosen: (its name in the record, the fault or None), of each. A survivor of an earlier run keeps
+    its row and gets "again", how it ended now; "gone" is one whose code is no longer there.
     """
     rows = {row["name"]: row for row in record["faults"]}
-    for row in rows_of(chosen, most):
-        before = rows.get(row["name"], row)
-        if before["verdict"] == "survived" and before is not row:
-            row = before | {"again": {"commit": source["commit"], "verdict": row["verdict"],
-                                      "ended": row["ended"]}}
-        rows[row["name"]] = row
-    found = list(rows.values())
-    return record | {"score": score(found), "faults": found}
+    there = [(name, each) for name, each in chosen if each is not None]
+    found = {name: {"verdict": "gone", "ended": {}} for name, each in chosen if each is None}
+    for (name, _), row in zip(there, rows_of([each for _, each in there], most), strict=True):
+        found[name] = row | {"name": name, "verdict": verdict(name, row["ended"])}
+    for name, row in found.items():
+        if name in rows:
+            again = {"commit": source["commit"], "verdict": row["verdict"], "ended": row["ended"]}
+            row = rows[name] | {"again": again}
+        rows[name] = row
+    faults = list(rows.values())
+    return record | {"score": score(faults), "faults": faults}
 
 
 def caught(record):
@@ -263,15 +267,24 @@ def caught(record):
 
 
 def survivors(record):
-    """The names of those that nothing has caught, then or later, and that are not equivalent."""
+    """The names of those that are there, that nothing has caught, and that are not equivalent."""
     now = {row["name"]: row.get("again", row)["verdict"] for row in record["faults"]}
-    return [name for name, found in now.items() if found not in ("caught", "equivalent")]
+    return [name for name, found in now.items() if found not in ("caught", "equivalent", "gone")]
 
 
 def from_row(row):
-    """The fault of a row of the record."""
+    """The fault of a row of the record, or None where its code is no longer there.
+
+    Where code has moved within its function, the only slip that is like it is taken for it.
+    """
     slip = Slip(**{field.name: row[field.name] for field in fields(Slip)})
-    return Generated(row["file"], dataclasses.replace(slip, path=tuple(slip.path)))
+    slip = dataclasses.replace(slip, path=tuple(slip.path))
+    path = ROOT / "meshbook" / f"{row['file']}.py"
+    there = slips(path.read_text("utf8")) if path.exists() else []
+    like = [each for each in there if dataclasses.replace(each, path=slip.path) == slip]
+    if slip in like or len(like) == 1:
+        return Generated(row["file"], slip if slip in like else like[0])
+    return None
 
 
 def main(words):
@@ -279,12 +292,13 @@ def main(words):
     source = {"machine": machine(), **provenance(command)}
     if words == ["survivors"]:
         record = json.loads(RECORD.read_text("utf8"))
-        chosen = [from_row(row) for row in record["faults"] if row["verdict"] == "survived"]
-        record = recorded(record, chosen, source, ALL)
+        record = recorded(record, source, ALL, [
+            (row["name"], from_row(row)) for row in record["faults"]
+            if row["verdict"] == "survived"])
     else:
         part, _, parts = (words or ["1/1"])[0].partition("/")
-        chosen = drawn()[int(part) - 1::int(parts)]
-        record = recorded({"provenance": source, "seed": SEED, "faults": []}, chosen, source, 2)
+        record = recorded({"provenance": source, "seed": SEED, "faults": []}, source, 2, [
+            (each.name, each) for each in drawn()[int(part) - 1::int(parts)]])
     print(json.dumps(record["score"]))
     if words in ([], ["survivors"]):
         RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf8")

@@ -129,7 +129,8 @@ def test_tpu_vms_start_two_workers_which_train(stand_ins, tmp_path, monkeypatch)
 
 @pytest.mark.skipif(not shutil.which("tmux"), reason="tmux is not installed")
 def test_each_process_has_a_pane(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMUX_TMPDIR", str(tmp_path))  # a server of its own
+    monkeypatch.setenv("TMUX_TMPDIR", str(tmp_path))  # a server of its own, also where these tests
+    monkeypatch.delenv("TMUX", raising=False)  # run in a pane: the reader's server is not ours
     log, shown = tmp_path / "a run.log", {}
     with log.open("w") as lines:
         clusters.launch([sys.executable, "-c", "import os; print('I am', os.environ"

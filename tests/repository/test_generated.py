@@ -146,15 +146,16 @@ def row(name, verdict, **more):
 
 
 def test_a_survivor_keeps_its_row_and_gets_what_a_later_run_found(monkeypatch):
-    first = {"faults": [row("a", "caught"), row("b", "survived"), row("c", "survived")]}
-    later = [row("b", "caught"), row("c", "survived")]
-    monkeypatch.setattr(generated, "rows_of", lambda chosen, most: later)
-    record = generated.recorded(first, None, {"commit": "new"}, most=1)
+    first = {"faults": [row("a", "caught"), *(row(name, "survived") for name in "bcd")]}
+    later = {"b": row("b, moved", "caught"), "c": row("c", "survived"), "d": None}
+    monkeypatch.setattr(generated, "rows_of", lambda chosen, most: chosen)
+    record = generated.recorded(first, {"commit": "new"}, 1, list(later.items()))
     again = {"commit": "new", "verdict": "caught", "ended": {"tests/a.py": "caught"}}
     assert record["faults"][:2] == [row("a", "caught"), row("b", "survived", again=again)]
-    assert record["score"]["survived"] == 2  # when they were drawn
+    assert record["faults"][3]["again"]["verdict"] == "gone"
+    assert record["score"]["survived"] == 3  # when they were drawn
     assert generated.survivors(record) == ["c"]
-    assert generated.caught(record) == 1 / 3
+    assert generated.caught(record) == 1 / 4
 
 
 def test_what_is_equivalent_counts_neither_way():
@@ -175,10 +176,13 @@ def test_a_fault_is_caught_where_one_place_noticed_it(ended, verdict):
     assert generated.verdict("a", ended) == verdict
 
 
-def test_a_row_gives_its_fault_back():
+def test_a_row_gives_its_fault_back_also_where_its_code_has_moved():
     each = DRAWN[0]
     said = json.loads(json.dumps({"file": each.file, **asdict(each.slip)}))
     assert generated.from_row(said) == each
+    assert generated.from_row(said | {"path": ["body", 999]}) in (each, None)
+    assert generated.from_row(said | {"was": "something_else()"}) is None
+    assert generated.from_row(said | {"file": "parallel/no_such_module"}) is None
 
 
 @pytest.mark.skipif(not generated.RECORD.exists(), reason="no run is recorded")
