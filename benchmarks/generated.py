@@ -78,26 +78,26 @@ def code_of(text, function):
     return found and ast.dump(syntax.Bare().visit(copy.deepcopy(found)))
 
 
-def all_slips():
+def all_slips(operators):
     """{folder of the package: {operator: [Generated]}}."""
     found = {}
     for path in sorted((ROOT / "meshbook").glob("*/*.py")):
         file = f"{path.parent.name}/{path.stem}"
         if file.startswith("faults/wrong"):  # they are wrong already
             continue
-        for slip in slips(path.read_text("utf8")):
+        for slip in slips(path.read_text("utf8"), operators):
             of = found.setdefault(path.parent.name, {})
             of.setdefault(slip.operator, []).append(Generated(file, slip))
     return found
 
 
-def drawn(seed=SEED, count=COUNT):
+def drawn(seed=SEED, count=COUNT, operators=OPERATORS):
     """So many of them: folders take turns, and in each folder operators do."""
-    chance, found, chosen = random.Random(seed), all_slips(), []
+    chance, found, chosen = random.Random(seed), all_slips(operators), []
     for of in found.values():
         for each in of.values():
             chance.shuffle(each)
-    turns = {folder: [name for name in OPERATORS if name in of] for folder, of in found.items()}
+    turns = {folder: [name for name in operators if name in of] for folder, of in found.items()}
     for names in turns.values():
         chance.shuffle(names)
     while len(chosen) < count and any(turns.values()):

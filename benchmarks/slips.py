@@ -131,14 +131,14 @@ class Slip:
         return f"{self.function or 'the module'}: {self.operator} at {path}"
 
 
-def slips(text: str):
-    """All slips of a module, in the order of its text."""
+def slips(text: str, operators: dict = OPERATORS):
+    """All slips of a module by these operators, in the order of its text."""
     for function, node in syntax.definitions(ast.parse(text)).items():
         for path, each in below(node):
-            for name, operator in OPERATORS.items():
+            for name, operator in operators.items():
                 yield from (Slip(function, path, name, ast.unparse(each), becomes)
                             for becomes in operator(each))
-            if isinstance(each, ast.If):
+            if isinstance(each, ast.If) and "skipped branch" in operators:
                 yield Slip(function, (*path, "test"), "skipped branch",
                            ast.unparse(each.test), "False")
 
