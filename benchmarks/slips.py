@@ -133,7 +133,7 @@ class Slip:
 
 def slips(text: str, operators: dict = OPERATORS):
     """All slips of a module by these operators, in the order of its text."""
-    for function, node in syntax.definitions(ast.parse(text)).items():
+    for function, node in _definitions(text).items():
         for path, each in below(node):
             for name, operator in operators.items():
                 yield from (Slip(function, path, name, ast.unparse(each), becomes)
@@ -141,6 +141,11 @@ def slips(text: str, operators: dict = OPERATORS):
             if isinstance(each, ast.If) and "skipped branch" in operators:
                 yield Slip(function, (*path, "test"), "skipped branch",
                            ast.unparse(each.test), "False")
+
+
+def _definitions(text: str):
+    """{qualified name: node} without docstrings: a page may show a function without its own."""
+    return syntax.definitions(syntax.Bare().visit(syntax.parsed(text)))
 
 
 def below(node: ast.AST, path: tuple = ()) -> Iterator[tuple[tuple, ast.AST]]:
@@ -174,9 +179,8 @@ def reached(node: ast.AST, path: tuple):
 
 def edited(text: str, slip: Slip):
     """The text with a slip in it. Raises ValueError where something else stands at its place."""
-    tree = syntax.parsed(text)
     try:
-        node = reached(syntax.definitions(tree)[slip.function], slip.path)
+        node = reached(_definitions(text)[slip.function], slip.path)
     except (KeyError, AttributeError, IndexError) as error:
         raise ValueError(f"{slip}: expected {slip.was} there, found nothing") from error
     if ast.unparse(node) != slip.was:

@@ -100,7 +100,7 @@ def test_a_slip_is_planted_in_the_module_and_where_a_page_shows_the_code(tmp_pat
     for name in ("meshbook/parallel", "book"):
         (tmp_path / name).mkdir(parents=True)
     sound = "def double(x):\n    return x + x\n"
-    (tmp_path / "meshbook/parallel/a.py").write_text(sound)
+    (tmp_path / "meshbook/parallel/a.py").write_text(sound.replace(":", ':\n    """2 x."""'))
     shown = f"x + x\n```{{code-cell}} ipython3\n{sound}```\n"
     other = shown.replace("double", "twice")
     for name, text in (("one", shown), ("other", other)):
@@ -108,7 +108,8 @@ def test_a_slip_is_planted_in_the_module_and_where_a_page_shows_the_code(tmp_pat
     slip = next(slip for slip in slips(sound) if slip.operator == "dropped term")
     Generated("parallel/a", slip).plant(tmp_path)
     wrong = "def double(x):\n    return x\n"
-    assert (tmp_path / "meshbook/parallel/a.py").read_text() == wrong
+    planted = (tmp_path / "meshbook/parallel/a.py").read_text()
+    assert planted == wrong.replace(":", ':\n    """2 x."""')
     assert cells((tmp_path / "book/one.md").read_text()) == [wrong]
     assert (tmp_path / "book/other.md").read_text() == other
 
