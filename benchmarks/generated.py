@@ -7,7 +7,8 @@
 Each is planted in a copy of the book. Then the tests of its module run, and the page that teaches
 it, at the size "test": it is caught where one of them fails. What was found is kept in
 _build/mutants, as `benchmarks.mutants` keeps it, so that a run that was stopped goes on. A run of
-all faults writes the record results/generated.json; survivors are examined again at a later commit,
+all faults writes the record results/generated.json, first when something is known of each, and goes
+on from the record of its commit, too, such as in a clone of that commit; survivors are examined again at a later commit,
 and the record then has both verdicts. A survivor is called equivalent only in EQUIVALENT, with the
 reason. It fails where less than LEAST are caught, and where a survivor survives again.
 """
@@ -35,6 +36,7 @@ from run_chapter import cells  # noqa: E402
 
 SEED, COUNT = 44, 336
 ALL = 1000  # files of tests
+OFTEN = 20  # runs after which the record is written again
 LEAST = 0.9  # of the faults of a run have to be caught
 RECORD = ROOT / "results" / "generated.json"
 EQUIVALENT = {}  # {name of a fault: why nothing that can be observed changes}
@@ -183,16 +185,17 @@ def places_of(generated, most):
     return [*tests_of(generated.file)[:most], *filter(None, [page_of(generated)])]
 
 
-def endings(chosen, most):
+def endings(chosen, most, known=None, keep=lambda ended: None):
     """One {place: how it ended} for each fault.
 
     First only what nothing has caught yet goes on to its next place, so that survivors are known
     early; then all the rest runs. A run that takes more than five times what it takes without a
-    fault, and two minutes, is ended.
+    fault, and two minutes, is ended. known: {name: what is known of how it ended}; keep(endings) is
+    called from time to time once something is known of all.
     """
-    places = [places_of(each, most) for each in chosen]
+    places, known = [places_of(each, most) for each in chosen], known or {}
+    ended = [dict(known.get(each.name, {})) for each in chosen]
     seconds = mutants.sound(sorted(set(itertools.chain(*places))))
-    ended = [{} for _ in chosen]
 
     def run(job):
         n, place = job
@@ -204,9 +207,13 @@ def endings(chosen, most):
     with ThreadPoolExecutor(mutants.TOGETHER) as pool:
         for everything, rank in itertools.product((False, True), range(max(map(len, places)))):
             jobs = [(n, each[rank]) for n, each in enumerate(places) if rank < len(each)]
-            list(pool.map(run, (
-                (n, place) for n, place in jobs if place not in ended[n]
-                and (everything or not any(map(is_caught, ended[n].values()))))))
+            jobs = [(n, place) for n, place in jobs if place not in ended[n]
+                    and (everything or not any(map(is_caught, ended[n].values())))]
+            for done, _ in enumerate(pool.map(run, jobs)):
+                if everything and done % OFTEN == 0:
+                    keep(ended)
+            if everything:
+                keep(ended)
     return ended
 
 
@@ -224,39 +231,45 @@ def verdict(name, ended):
     return "equivalent" if name in EQUIVALENT else "survived"
 
 
-def rows_of(chosen, most):
-    """The rows of faults: what each is, and how the tests of its module and its page ended."""
-    return [{"name": each.name, "file": each.file, **asdict(each.slip),
-             "verdict": verdict(each.name, ended), "ended": ended}
-            for each, ended in zip(chosen, endings(chosen, most), strict=True)]
+def rows_of(chosen, most, known=None, keep=lambda rows: None):
+    """The rows of faults: what each is, and how the tests of its module and its page ended.
+
+    known: {name: {place: how it ended}}; keep(rows) is called from time to time.
+    """
+    def rows(endings):
+        return [{"name": each.name, "file": each.file, **asdict(each.slip),
+                 "verdict": verdict(each.name, ended), "ended": ended}
+                for each, ended in zip(chosen, endings, strict=True)]
+
+    return rows(endings(chosen, most, known, lambda endings: keep(rows(endings))))
 
 
 def score(rows):
-    """How many there were, what became of them, and how many the tests and the pages caught."""
-    verdicts = [row["verdict"] for row in rows]
-    by = lambda tests: sum(any(is_caught(how) for place, how in row["ended"].items()
-                               if mutants.of_tests(place) == tests) for row in rows)
-    return {"faults": len(rows), **{each: verdicts.count(each) for each in (
-        "caught", "survived", "equivalent")}, "by tests": by(True), "by pages": by(False)}
+    """How many there were, what became of them, and how many the tests and the pages caught.
 
-
-def recorded(record, source, most, chosen):
-    """The record with faults examined, each by at most so many files of tests and its page.
-
-    chosen: (its name in the record, the fault or None), of each. A survivor of an earlier run keeps
-    its row and gets "again", how it ended now; "gone" is one whose code is no longer there.
+    "pages": of how many faults the page has run.
     """
-    rows = {row["name"]: row for row in record["faults"]}
-    there = [(name, each) for name, each in chosen if each is not None]
-    found = {name: {"verdict": "gone", "ended": {}} for name, each in chosen if each is None}
-    for (name, _), row in zip(there, rows_of([each for _, each in there], most), strict=True):
-        found[name] = row | {"name": name, "verdict": verdict(name, row["ended"])}
-    for name, row in found.items():
-        if name in rows:
-            again = {"commit": source["commit"], "verdict": row["verdict"], "ended": row["ended"]}
-            row = rows[name] | {"again": again}
-        rows[name] = row
-    faults = list(rows.values())
+    verdicts = [row["verdict"] for row in rows]
+    by = lambda tests, how: sum(any(how(ended) for place, ended in row["ended"].items()
+                                    if mutants.of_tests(place) == tests) for row in rows)
+    return {"faults": len(rows), **{each: verdicts.count(each) for each in (
+        "caught", "survived", "equivalent")}, "by tests": by(True, is_caught),
+        "by pages": by(False, is_caught), "pages": by(False, bool)}
+
+
+def examined_again(record, commit):
+    """The record with its survivors examined once more, by all files of tests and their pages.
+
+    A survivor keeps its row and gets "again", how it ended now; "gone" is one whose code is no
+    longer there.
+    """
+    there = {row["name"]: from_row(row) for row in record["faults"] if row["verdict"] == "survived"}
+    found = dict.fromkeys(there, {"verdict": "gone", "ended": {}})
+    still = [name for name, each in there.items() if each is not None]
+    for name, row in zip(still, rows_of([there[name] for name in still], ALL), strict=True):
+        found[name] = {"verdict": verdict(name, row["ended"]), "ended": row["ended"]}
+    faults = [row | ({"again": {"commit": commit} | found[row["name"]]}
+                     if row["name"] in found else {}) for row in record["faults"]]
     return record | {"score": score(faults), "faults": faults}
 
 
@@ -287,21 +300,32 @@ def from_row(row):
     return None
 
 
+def known(commit):
+    """{name: how it ended} of what is recorded of faults of this commit: a run goes on there."""
+    record = json.loads(RECORD.read_text("utf8")) if RECORD.exists() else {"faults": []}
+    same = record["faults"] and record["provenance"]["commit"] == commit
+    return {row["name"]: row["ended"] for row in record["faults"]} if same else {}
+
+
+def write(record):
+    """Write the record."""
+    RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf8")
+
+
 def main(words):
     command = " ".join(["python -m benchmarks.generated", *words])
     source = {"machine": machine(), **provenance(command)}
     if words == ["survivors"]:
-        record = json.loads(RECORD.read_text("utf8"))
-        record = recorded(record, source, ALL, [
-            (row["name"], from_row(row)) for row in record["faults"]
-            if row["verdict"] == "survived"])
+        record = examined_again(json.loads(RECORD.read_text("utf8")), source["commit"])
     else:
         part, _, parts = (words or ["1/1"])[0].partition("/")
-        record = recorded({"provenance": source, "seed": SEED, "faults": []}, source, 2, [
-            (each.name, each) for each in drawn()[int(part) - 1::int(parts)]])
+        record = {"provenance": source, "seed": SEED}
+        keep = lambda rows: words or write(record | {"score": score(rows), "faults": rows})
+        rows = rows_of(drawn()[int(part) - 1::int(parts)], 2, known(source["commit"]), keep)
+        record |= {"score": score(rows), "faults": rows}
     print(json.dumps(record["score"]))
     if words in ([], ["survivors"]):
-        RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf8")
+        write(record)
     open_now = survivors(record)
     if open_now and words == ["survivors"] or caught(record) < LEAST:
         sys.exit(f"not caught: {'; '.join(open_now)}")

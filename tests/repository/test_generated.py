@@ -119,7 +119,7 @@ def test_the_score_counts_by_tests_and_by_pages():
             {"verdict": "caught", "ended": {"tests/a.py": "error", "01": "proof"}},
             {"verdict": "survived", "ended": {"tests/a.py": "survived"}}]
     assert generated.score(rows) == {"faults": 3, "caught": 2, "survived": 1, "equivalent": 0,
-                                     "by tests": 2, "by pages": 1}
+                                     "by tests": 2, "by pages": 1, "pages": 2}
 
 
 def test_what_nothing_has_caught_goes_on_first_and_in_the_end_everything_has_run(monkeypatch):
@@ -140,6 +140,11 @@ def test_what_nothing_has_caught_goes_on_first_and_in_the_end_everything_has_run
         dict(zip(places["caught"], ("assertion", "survived", "survived"))),
         dict.fromkeys(places["survivor"], "survived")]
     assert ran == [tests[0], "tests/b/test_b.py", "02", tests[1], "01"]
+    ran.clear()
+    kept, known = [], {"caught": {tests[0]: "assertion"}, "survivor": {"02": "survived"}}
+    generated.endings(chosen, 2, known, lambda ended: kept.append(json.dumps(ended)))
+    assert ran == ["tests/b/test_b.py", tests[1], "01"]  # what is known does not run again
+    assert len(kept[0]) < len(kept[-1]) and all(json.loads(kept[0]))
 
 
 def row(name, verdict, **more):
@@ -148,10 +153,12 @@ def row(name, verdict, **more):
 
 def test_a_survivor_keeps_its_row_and_gets_what_a_later_run_found(monkeypatch):
     first = {"faults": [row("a", "caught"), *(row(name, "survived") for name in "bcd")]}
-    later = {"b": row("b, moved", "caught"), "c": row("c", "survived"), "d": None}
-    monkeypatch.setattr(generated, "rows_of", lambda chosen, most: chosen)
-    record = generated.recorded(first, {"commit": "new"}, 1, list(later.items()))
-    again = {"commit": "new", "verdict": "caught", "ended": {"tests/a.py": "caught"}}
+    there, later = {"b": "b, moved", "c": "c", "d": None}, {"b, moved": "proof", "c": "survived"}
+    monkeypatch.setattr(generated, "from_row", lambda row: there[row["name"]])
+    monkeypatch.setattr(generated, "rows_of", lambda chosen, most: [
+        {"name": name, "ended": {"tests/a.py": later[name]}} for name in chosen])
+    record = generated.examined_again(first, "new")
+    again = {"commit": "new", "verdict": "caught", "ended": {"tests/a.py": "proof"}}
     assert record["faults"][:2] == [row("a", "caught"), row("b", "survived", again=again)]
     assert record["faults"][3]["again"]["verdict"] == "gone"
     assert record["score"]["survived"] == 3  # when they were drawn
