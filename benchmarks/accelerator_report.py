@@ -3,7 +3,7 @@
 import re
 import statistics
 
-from meshbook.planning.devices import DEVICES, floors
+from meshbook.costs.devices import DEVICES, floors
 
 
 def derived(cell, found, device):

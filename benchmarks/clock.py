@@ -24,9 +24,9 @@ from tqdm import tqdm
 
 from benchmarks import clock_programs
 from benchmarks.__main__ import ROOT, machine, provenance
+from meshbook.costs.devices import DEVICES
 from meshbook.hlo.wire import wire_seconds
 from meshbook.planning import programs, topologies
-from meshbook.planning.devices import DEVICES
 from meshbook.profiling.estimated_runs import estimated_run
 
 PUBLISHED, RESULTS = ROOT / "benchmarks" / "published.toml", ROOT / "results" / "clock.json"

@@ -14,10 +14,10 @@ from sphinx import addnodes
 
 sys.path.append(str(ROOT))  # also for the page about the API, which imports the package
 
+from meshbook.costs.devices import DEVICES
 from meshbook.drawing import svg
 from meshbook.drawing.memory_timelines import WORDS
 from meshbook.drawing.torus import AXES
-from meshbook.planning.devices import DEVICES
 
 
 def launch_notebook(app, pagename, templatename, context, doctree):

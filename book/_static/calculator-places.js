@@ -1,4 +1,4 @@
-// Where a mesh's axes lie on a torus of chips, as JAX lays them: meshbook.planning.places in
+// Where a mesh's axes lie on a torus of chips, as JAX lays them: meshbook.costs.places in
 // JavaScript. tests/book/test_calculator_plans.py holds it to what JAX does.
 "use strict";
 

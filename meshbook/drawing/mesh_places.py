@@ -15,7 +15,7 @@ def draw_places(coords: Int[np.ndarray, "..."], axes: Mapping[str, int]):
     """Planes of chips, each with its place along every axis of the mesh, coloured by the first.
 
     coords: the coordinates of the chips of a mesh, (*sizes of its axes, 3), as
-    `meshbook.planning.places.placed` gives them; axes: {mesh axis: devices}, in this order. Planes
+    `meshbook.costs.places.placed` gives them; axes: {mesh axis: devices}, in this order. Planes
     are those of the torus's first coordinate.
     """
     sizes = tuple(axes.values())

@@ -48,7 +48,7 @@ class Cost(NamedTuple):
 
 
 def cost(program: Module, computation: Computation, instruction: Instruction, device: Any):
-    """The Cost of an operation of a TPU's program on its device (`meshbook.planning.devices`).
+    """The Cost of an operation of a TPU's program on its device (`meshbook.costs.devices`).
 
     Raises ValueError for a device whose clock rate is not known.
     """

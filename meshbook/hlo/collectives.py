@@ -64,7 +64,7 @@ class Traffic(dict):
     def seconds(self, device: Any, ring: bool = True):
         """How long a device's links need: {axes: seconds}, one set of axes after the other.
 
-        device: of `meshbook.planning.devices.DEVICES`; ring: whether each mesh axis is a ring of
+        device: of `meshbook.costs.devices.DEVICES`; ring: whether each mesh axis is a ring of
         chips, or a line (`meshbook.hlo.wire.wire_seconds`). What computation hides of it is not
         taken off.
         Raises what `wire` raises.

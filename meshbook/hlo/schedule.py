@@ -45,7 +45,7 @@ def play(compiled: Any, mesh: Any, device: Any, ring: bool = True,
     """Spans of one run of a program that was compiled for a TPU, by their start.
 
     compiled: `jax.stages.Compiled`, or HLO text. mesh: the one that it was compiled for, None for
-    one device. device: a TPU of `meshbook.planning.devices`; ring: as of `wire_seconds`. A loop is
+    one device. device: a TPU of `meshbook.costs.devices`; ring: as of `wire_seconds`. A loop is
     played as often as it turns, of a conditional its longest branch. taken: {part of the op_name of
     a conditional, or its name: for each turn of the loop around it, the branches that some device
     takes}: the longest of these is played. Devices wait for each other in every turn.

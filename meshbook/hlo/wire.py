@@ -60,7 +60,7 @@ def wire_seconds(kind: str, sizes: Sequence[int | np.integer], moved: tuple, dev
 
     sizes: of the mesh axes along which the group lies, each of them laid along a dimension of the
     torus of its own; moved: (how many collectives, result bytes of all of them); device: a
-    `meshbook.planning.devices.Device`; ring: whether the ends of a dimension are linked. If not, it
+    `meshbook.costs.devices.Device`; ring: whether the ends of a dimension are linked. If not, it
     is a line, and the device at its end has one link, not two. The longer of two times is taken:
     that of the bytes, and that of the hops that the first byte makes. Nothing else uses the links.
     """

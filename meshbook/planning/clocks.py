@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from meshbook.costs.devices import DEVICES
 from meshbook.hlo.execution import UnknownTripCount
 from meshbook.hlo.schedule import NoEstimates
-from meshbook.planning.devices import DEVICES
 from meshbook.profiling.estimated_runs import estimated_run
 
 

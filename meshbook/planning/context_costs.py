@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from meshbook.costs.devices import Device
 from meshbook.hlo.collectives import Moved
 from meshbook.models.decoder import DecoderConfig
 from meshbook.planning.decoder_costs import (
     decoder_parameters, decoder_step_flops, layer_vectors, layers_of, numbers, sizes_of
 )
 from meshbook.planning.decoder_memory import decoder_step_memory
-from meshbook.planning.devices import Device
 
 METHODS = ("ring", "gather", "ulysses")
 BLOCK = 512  # tokens of a block of queries, and of one of keys

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec as P
 
+from meshbook.costs.devices import GIB
 from meshbook.models import MiniGPTConfig, ViTConfig
 from meshbook.models.decoder import DecoderConfig
 from meshbook.planning.clocks import device_of
 from meshbook.planning.costs import gpt_step_flops, vit_step_flops
-from meshbook.planning.devices import GIB
 from meshbook.planning.mesh_steps import plan_work
 from meshbook.planning.meshes import Plan
 from meshbook.planning.topologies import Compilation, compile_for, tpu_mesh

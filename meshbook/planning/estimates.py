@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import NamedTuple
 
+from meshbook.costs.devices import Device, floors
 from meshbook.hlo.collectives import Moved, Traffic
 from meshbook.models.decoder import DecoderConfig
 from meshbook.models.minigpt import MiniGPTConfig
 from meshbook.models.vit import ViTConfig
 from meshbook.planning import costs, decoder_costs, decoder_memory
-from meshbook.planning.devices import Device, floors
 from meshbook.planning.memory_timeline import KINDS, Moment, highest, memory_timeline
 
 PRESETS = ("data_parallel", "tensor_parallel", "fully_sharded")  # of every model
@@ -27,7 +27,7 @@ class Estimate(NamedTuple):
     moment to moment, `meshbook.planning.memory_timeline`; peak: the most that is held at once.
     useful: FLOPs of the step that all devices must do together; factor: how often they are done.
     traffic: the collectives, as they are written, with result bytes and wire bytes. floors: those
-    of `meshbook.planning.devices.floors`.
+    of `meshbook.costs.devices.floors`.
     """
 
     memory: dict
@@ -100,7 +100,7 @@ def estimate(
     config: of the ViT, of MiniGPT or of the decoder; preset: of PRESETS or, for a decoder, of
     `meshbook.planning.decoder_costs.PRESETS`; mesh: {axis: size} of the axes for the batch and for
     the model, in this order; batch: images or rows of text on all devices together; device: of
-    `meshbook.planning.devices`. Text models have the chunked loss, and their gradients are clipped
+    `meshbook.costs.devices`. Text models have the chunked loss, and their gradients are clipped
     by their norm. checkpointed: each block of a ViT or MiniGPT keeps only its input for the
     backward pass. Memory is counted so; the work of the second forward pass of the blocks, at most
     a third of the step's, and what it sends depend on the compiler and are not counted, so that the

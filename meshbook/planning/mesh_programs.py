@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshbook.costs.devices import GIB
 from meshbook.drawing.figures import bars
-from meshbook.planning.devices import GIB
 from meshbook.planning.meshes import RECORD, Plan
 from meshbook.planning.topologies import RESULTS, Compilation
 from meshbook.text import text_table

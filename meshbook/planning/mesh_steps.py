@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshbook.costs.devices import Device
 from meshbook.hlo.clock import LANES
 from meshbook.hlo.wire import wire_seconds
 from meshbook.models.decoder import DecoderConfig
@@ -21,7 +22,6 @@ from meshbook.models.losses import CHUNK
 from meshbook.planning.costs import tiled
 from meshbook.planning.decoder_costs import AGAIN, AGAIN_BY_ROW, layer_products
 from meshbook.planning.decoder_memory import waiting_bytes
-from meshbook.planning.devices import Device
 from meshbook.planning.expert_costs import slots_in_row
 from meshbook.planning.mesh_costs import own_parameters, plan_traffic
 from meshbook.planning.pipeline_costs import turns_of
@@ -226,7 +226,7 @@ def plan_seconds(config: DecoderConfig, plan: Any, rows: int, device: Device, pl
     """{what: seconds} of a step: "products", "memory", "random", and one for each axis of the wire.
 
     place: {axis: (sizes along the dimensions of the torus, chips that share a link)}, see
-    `meshbook.planning.places`.
+    `meshbook.costs.places`.
     """
     found = {"products": plan_work(config, plan, rows).spent / device.flops,
              "memory": sum(plan_moved(config, plan, rows).values()) / device.bandwidth,

@@ -9,10 +9,10 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from meshbook.costs.devices import Device
+from meshbook.costs.places import spans
 from meshbook.models.decoder import DecoderConfig
-from meshbook.planning.devices import Device
 from meshbook.planning.mesh_steps import plan_memory, plan_peak, plan_seconds
-from meshbook.planning.places import spans
 
 RECORD = "tpu-meshes.json"
 AXES = ("batch", "expert", "stage", "context", "model")

@@ -87,7 +87,7 @@ def estimated_run(compiled: Any, mesh: Any, device: Any, ring: bool = True,
     """An EstimatedRun of a program that was compiled for a TPU.
 
     compiled: `jax.stages.Compiled`, or HLO text; mesh: the one that it was compiled for, or None;
-    device: of `meshbook.planning.devices`; ring: whether each mesh axis is a ring of chips, or a
+    device: of `meshbook.costs.devices`; ring: whether each mesh axis is a ring of chips, or a
     line; taken: which branches of conditionals, as of `play`. Raises what `play` raises.
     """
     return EstimatedRun(schedule.play(compiled, mesh, device, ring, taken), device)

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import pytest
 from browsers import CHROMIUM
 
+from meshbook.costs.devices import DEVICES
 from meshbook.drawing.memory_timelines import WORDS, binary
 from meshbook.models import MiniGPTConfig, ViTConfig
 from meshbook.models.decoder import DecoderConfig
 from meshbook.planning.decoder_costs import PRESETS as DECODER_PRESETS
-from meshbook.planning.devices import DEVICES
 from meshbook.planning.estimates import PRESETS, estimate
 from meshbook.planning.memory_timeline import highest
 

@@ -12,12 +12,12 @@ from browsers import CHROMIUM
 from test_calculator import sizes_of
 from test_calculator_plans import SCRIPTS
 
+from meshbook.costs.devices import DEVICES
 from meshbook.drawing.memory_timelines import WORDS, binary
 from meshbook.models.decoder import DecoderConfig
 from meshbook.models.expert_layers import ExpertSizes
 from meshbook.planning.axis_estimates import estimate_context, estimate_experts, estimate_stages
 from meshbook.planning.context_costs import METHODS
-from meshbook.planning.devices import DEVICES
 from meshbook.planning.pipeline_costs import SCHEDULES
 
 STATIC = Path(__file__).resolve().parents[2] / "book" / "_static"

@@ -9,13 +9,13 @@ import pytest
 from browsers import CHROMIUM
 from test_calculator import sizes_of
 
+from meshbook.costs.devices import DEVICES
+from meshbook.costs.places import spans
 from meshbook.models.decoder import DecoderConfig
 from meshbook.models.expert_layers import JAXFORMER, ExpertSizes
-from meshbook.planning.devices import DEVICES
 from meshbook.planning.expert_costs import slots_in_row
 from meshbook.planning.mesh_costs import plan_traffic
 from meshbook.planning.meshes import AXES, SPARE, impossible, meshes, plans_on, rank, ranked
-from meshbook.planning.places import spans
 
 STATIC = Path(__file__).resolve().parents[2] / "book" / "_static"
 SCRIPTS = ("calculator.js", "calculator-decoder.js", "calculator-axes.js", "calculator-places.js",

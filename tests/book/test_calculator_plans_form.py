@@ -7,8 +7,8 @@ from browsers import CHROMIUM
 from test_calculator_axes import choose, page, tab  # noqa: F401
 from test_calculator_plans import JAX
 
+from meshbook.costs.devices import DEVICES
 from meshbook.models.decoder import DecoderConfig
-from meshbook.planning.devices import DEVICES
 from meshbook.planning.meshes import rank
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium on the PATH")

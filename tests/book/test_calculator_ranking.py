@@ -8,9 +8,9 @@ import pytest
 from browsers import CHROMIUM
 from test_calculator import sizes_of
 
+from meshbook.costs.devices import DEVICES
 from meshbook.models import MiniGPTConfig, ViTConfig
 from meshbook.models.decoder import DecoderConfig
-from meshbook.planning.devices import DEVICES
 from meshbook.planning.estimates import estimate, ranked_meshes
 
 ROOT = Path(__file__).resolve().parents[2]

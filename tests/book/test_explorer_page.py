@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from browsers import CHROMIUM
 
+from meshbook.costs.devices import DEVICES
 from meshbook.drawing import svg
 from meshbook.drawing.torus import AXES
 from meshbook.models import MiniGPTConfig, ViTConfig
-from meshbook.planning.devices import DEVICES
 from meshbook.planning.estimates import PRESETS, estimate
 from meshbook.planning.explorer import layer_exchanges, notation, step_total, tensors
 

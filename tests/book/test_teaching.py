@@ -103,11 +103,11 @@ def test_what_only_the_package_uses_leads_to_its_user():
 
 
 def test_of_a_module_only_the_listed_members_are_entries():
-    fence = ".. automodule:: meshbook.planning.costs\n   :members: tiled,\n      step_peak\n\n"
+    fence = ".. automodule:: meshbook.planning.costs\n   :members: vit_head,\n      step_peak\n\n"
     other = ".. automodule:: meshbook.parallel.accumulation\n   :members:\n```\n"
     found = teaching.entries(f"```{{eval-rst}}\n{fence}{other}")
     assert {name for name in found if "costs" in name} == {
-        "meshbook.planning.costs.tiled", "meshbook.planning.costs.step_peak"}
+        "meshbook.planning.costs.vit_head", "meshbook.planning.costs.step_peak"}
     assert "meshbook.parallel.accumulation.in_microbatches" in found
 
 

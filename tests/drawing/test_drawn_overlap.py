@@ -4,10 +4,10 @@ import re
 
 import pytest
 
+from meshbook.costs.devices import DEVICES
 from meshbook.drawing import overlap as drawing
 from meshbook.drawing.overlap import draw_overlap, draw_sent_when_ready
 from meshbook.hlo import schedule
-from meshbook.planning.devices import DEVICES
 from meshbook.profiling.estimated_runs import EstimatedRun
 from meshbook.profiling.overlap import Part
 

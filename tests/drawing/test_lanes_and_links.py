@@ -5,11 +5,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from meshbook.costs.devices import DEVICES
 from meshbook.drawing import svg
 from meshbook.drawing.lanes import LANES, Task, draw_lanes, schedule
 from meshbook.drawing.torus import AXES, CHIP, draw_torus, hops, links
 from meshbook.hlo.wire import wire_seconds
-from meshbook.planning.devices import DEVICES
 
 NAMES = ("batch", "model")
 

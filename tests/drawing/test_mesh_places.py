@@ -1,6 +1,6 @@
 """A mesh on a torus: every chip is drawn, with its place along the axes."""
+from meshbook.costs.places import placed
 from meshbook.drawing.mesh_places import draw_places
-from meshbook.planning.places import placed
 
 
 def test_every_chip_has_its_place_and_ends_are_not_linked():

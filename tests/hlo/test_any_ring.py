@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from properties import examples
 from test_wire import Ring, ring_all_gather, ring_all_reduce, ring_broadcast, ring_reduce_scatter
 
+from meshbook.costs.devices import DEVICES
 from meshbook.hlo.collectives import Moved
 from meshbook.hlo.wire import wire_bytes, wire_seconds
-from meshbook.planning.devices import DEVICES
 
 V5E = DEVICES["TPU v5e"]
 QUICK, SLOW = (dataclasses.replace(V5E, **change) for change in (

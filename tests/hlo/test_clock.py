@@ -7,11 +7,11 @@ import re
 import pytest
 from meshes import abstract_mesh
 
+from meshbook.costs.devices import DEVICES
 from meshbook.hlo import clock, module, schedule
 from meshbook.hlo.collectives import collectives
 from meshbook.hlo.execution import UnknownTripCount
 from meshbook.hlo.wire import wire_seconds
-from meshbook.planning.devices import DEVICES
 
 PROGRAMS = pathlib.Path(__file__).parents[1] / "support" / "programs"
 V5E = DEVICES["TPU v5e"]

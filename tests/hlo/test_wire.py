@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
+from meshbook.costs.devices import DEVICES
 from meshbook.hlo.collectives import Moved, Traffic, collectives
 from meshbook.hlo.wire import WIRE, wire_bytes, wire_seconds
-from meshbook.planning.devices import DEVICES
 
 V5E, H100 = DEVICES["TPU v5e"], DEVICES["H100"]
 

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from benchmarks import aot_context
+from meshbook.costs.devices import DEVICES
 from meshbook.planning import context_costs, context_programs
 from meshbook.planning.context_programs import (
     draw_rows, longest_rows, table_of_rows, table_of_times, timed_rows
 )
 from meshbook.planning.decoder_costs import decoder_step_flops
-from meshbook.planning.devices import DEVICES
 from meshbook.planning.topologies import RESULTS
 
 RECORD = json.loads((RESULTS / context_programs.RECORD).read_text("utf8"))["cells"]

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from meshbook.costs.devices import DEVICES, GIB, floors
 from meshbook.hlo.collectives import collectives
 from meshbook.planning import topologies
-from meshbook.planning.devices import DEVICES, GIB, floors
 from meshbook.sharding import make_mesh
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from jax.sharding import AbstractMesh
 
+from meshbook.costs.devices import DEVICES
 from meshbook.models import MiniGPTConfig, ViTConfig
 from meshbook.models.decoder import DecoderConfig
 from meshbook.planning import decoder_costs, decoder_memory, topologies
-from meshbook.planning.devices import DEVICES
 from meshbook.planning.estimates import PRESETS, estimate
 from meshbook.planning.memory_timeline import KINDS
 

@@ -7,8 +7,8 @@ import optax
 import pytest
 from flax import nnx
 
+from meshbook.costs.devices import DEVICES
 from meshbook.models import MiniGPT, MiniGPTConfig, ViT, ViTConfig
-from meshbook.planning.devices import DEVICES
 from meshbook.planning.estimates import PRESETS, estimate
 from meshbook.planning.explorer import layer_exchanges, notation, step_total, tensors
 from meshbook.sharding import Sharding, make_mesh

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from meshbook.costs.devices import DEVICES
 from meshbook.models import MiniGPTConfig, ViTConfig
 from meshbook.planning import costs, memory_model, topologies
-from meshbook.planning.devices import DEVICES
 from meshbook.planning.estimates import estimate
 from meshbook.planning.memory_model import Cell, Constants
 

@@ -5,9 +5,9 @@ import itertools
 
 import pytest
 
+from meshbook.costs.devices import DEVICES
 from meshbook.models import MiniGPTConfig, ViTConfig
 from meshbook.planning import costs
-from meshbook.planning.devices import DEVICES
 from meshbook.planning.estimates import PRESETS, estimate
 from meshbook.planning.memory_timeline import KINDS, highest, memory_timeline
 

@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import optax
 import pytest
 
+from meshbook.costs.devices import DEVICES
+from meshbook.costs.places import placed, spans
 from meshbook.models.decoder import DecoderConfig
 from meshbook.models.expert_layers import JAXFORMER, ExpertSizes
 from meshbook.planning import topologies
 from meshbook.planning.clocks import clocked
-from meshbook.planning.devices import DEVICES
 from meshbook.planning.mesh_costs import plan_traffic
 from meshbook.planning.mesh_programs import (
     draw_compared, draw_ranked, rank_correlation, recorded_plans, short,
@@ -17,7 +18,6 @@ from meshbook.planning.mesh_programs import (
 )
 from meshbook.planning.mesh_steps import plan_work
 from meshbook.planning.meshes import Plan, ranked
-from meshbook.planning.places import placed, spans
 from meshbook.planning.plan_programs import plan_program
 
 BIG = DecoderConfig.jaxformer(experts=JAXFORMER, dtype=jnp.bfloat16, by_row=True)

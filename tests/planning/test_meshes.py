@@ -9,12 +9,13 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 from meshbook import proofs
+from meshbook.costs.devices import DEVICES
+from meshbook.costs.places import spans
 from meshbook.drawing.schedules import facts
 from meshbook.hlo.flops import work
 from meshbook.models.decoder import DecoderConfig
 from meshbook.models.expert_layers import JAXFORMER, ExpertSizes
 from meshbook.parallel.pipeline import lockstep_events
-from meshbook.planning.devices import DEVICES
 from meshbook.planning.mesh_costs import own_parameters, plan_traffic
 from meshbook.planning.mesh_steps import (
     passes_of, plan_drawn, plan_memory, plan_moved, plan_peak, plan_seconds, plan_work
@@ -23,7 +24,6 @@ from meshbook.planning.meshes import (
     AXES, POLICIES, SCHEDULES, STAGED, WHOLE, Plan, best_on, impossible, meshes, plans_on, rank,
     ranked
 )
-from meshbook.planning.places import spans
 from meshbook.planning.plan_programs import plan_program
 from meshbook.sharding import make_mesh
 

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
+from meshbook.costs.devices import DEVICES
 from meshbook.hlo import module
 from meshbook.hlo.collectives import Moved, Traffic
 from meshbook.models import ViTConfig
 from meshbook.planning import costs, topologies
 from meshbook.planning.decoder_programs import SCATTERED, WHOLE, look
-from meshbook.planning.devices import DEVICES
 from meshbook.planning.topologies import (
     Compilation, compile_for, operations, rematerialised, tpu_mesh,
 )

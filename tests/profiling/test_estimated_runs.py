@@ -6,10 +6,10 @@ import pathlib
 import pytest
 from meshes import abstract_mesh
 
+from meshbook.costs.devices import DEVICES
 from meshbook.drawing.profiles import draw_gantt, draw_shares
 from meshbook.hlo import schedule
 from meshbook.hlo.flops import work
-from meshbook.planning.devices import DEVICES
 from meshbook.profiling.estimated_runs import estimated_run
 from meshbook.profiling.traces import Record, Trace
 

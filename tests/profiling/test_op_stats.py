@@ -6,8 +6,8 @@ import pathlib
 import pytest
 from meshes import abstract_mesh
 
+from meshbook.costs.devices import DEVICES
 from meshbook.hlo import flops, memory, module
-from meshbook.planning.devices import DEVICES
 from meshbook.planning.programs import recorded_program
 from meshbook.profiling.estimated_runs import estimated_run
 from meshbook.profiling.op_stats import op_stats

@@ -6,8 +6,8 @@ import pathlib
 import pytest
 from meshes import abstract_mesh
 
+from meshbook.costs.devices import DEVICES
 from meshbook.hlo import schedule
-from meshbook.planning.devices import DEVICES
 from meshbook.planning.programs import recorded_program
 from meshbook.profiling import overlap
 from meshbook.profiling.estimated_runs import EstimatedRun, estimated_run

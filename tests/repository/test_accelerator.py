@@ -10,9 +10,9 @@ from benchmarks import accelerator, accelerator_checks, accelerator_jax, acceler
 from benchmarks.accelerator_cells import cells
 from benchmarks.accelerator_report import derived, device_of, targets
 from benchmarks.accelerator_worker import Worker, does_not_fit
+from meshbook.costs.devices import DEVICES
 from meshbook.models.fast import class_token_saving
 from meshbook.planning import costs
-from meshbook.planning.devices import DEVICES
 
 VIT, GPT, _ = cells(tiny=True)
 

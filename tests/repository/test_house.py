@@ -14,7 +14,7 @@ MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path
            for path in PACKAGE.glob("**/*.py")}
 FLOORS = {  # a subject imports from its own floor and those below
     "text": 1, "sharding": 1, "hlo": 1, "proofs": 1, "profiling": 1, "drawing": 1, "data": 1,
-    "models": 2, "parallel": 2, "training": 2, "planning": 2,
+    "models": 2, "parallel": 2, "training": 2, "costs": 2, "planning": 2,
     "saving": 3, "faults": 3, "hosts": 3,
 }
 SUBJECTS = sorted({name.partition(".")[0] for name in MODULES} - {"__init__"})
@@ -62,8 +62,8 @@ def between_subjects(graph):
     return subjects
 
 
-def test_every_subject_has_a_floor_and_there_are_at_most_fourteen():
-    assert set(SUBJECTS) == FLOORS.keys() and len(SUBJECTS) <= 14
+def test_every_subject_has_a_floor_and_there_are_at_most_fifteen():
+    assert set(SUBJECTS) == FLOORS.keys() and len(SUBJECTS) <= 15
 
 
 def test_no_import_leads_upwards():

@@ -39,7 +39,7 @@ MODULES = {
     "planning/clocks", "planning/context_costs", "planning/costs", "planning/decoder_costs",
     "planning/decoder_memory",
     "planning/decoder_programs", "planning/expert_costs", "planning/expert_steps",
-    "planning/mesh_costs", "planning/mesh_steps", "planning/places",
+    "planning/mesh_costs", "planning/mesh_steps", "costs/places",
     "planning/explorer", "planning/memory_timeline", "planning/pipeline_costs",
     "planning/pipeline_memory",
     "planning/recorded_learning",

@@ -22,8 +22,16 @@ class Chip:
     slice_index: int = 0
 
 
+def three(torus: Sequence[int]):
+    """A torus of three dimensions, those that it does not say of size 1. ValueError for more."""
+    if not 1 <= len(torus) <= 3:
+        raise ValueError(f"expected a torus of one to three dimensions; found {tuple(torus)}")
+    return (*torus, *[1] * (3 - len(torus)))
+
+
 def chips_of(torus: Sequence[int]):
     """The Chips of a torus such as (2, 4, 4), the first coordinate running fastest."""
+    torus = three(torus)
     return [Chip(i, coords[::-1]) for i, coords in enumerate(np.ndindex(*torus[::-1]))]
 
 
@@ -35,7 +43,7 @@ def placed(torus: Sequence[int], mesh: Mapping[str, int], split: bool = True):
     """
     devices = mesh_utils.create_device_mesh(
         tuple(mesh.values()), chips_of(torus), allow_split_physical_axes=split)
-    return np.array([each.coords for each in devices.flat]).reshape(*mesh.values(), len(torus))
+    return np.array([each.coords for each in devices.flat]).reshape(*mesh.values(), 3)
 
 
 def spans(torus: Sequence[int], mesh: Mapping[str, int]):
@@ -46,8 +54,8 @@ def spans(torus: Sequence[int], mesh: Mapping[str, int]):
     """
     coords, found = placed(torus, mesh), {}
     for at, axis in enumerate(mesh):
-        group = np.moveaxis(coords, at, 0).reshape(mesh[axis], -1, len(torus))[:, 0]
-        along = [sorted(set(group[:, dimension].tolist())) for dimension in range(len(torus))]
+        group = np.moveaxis(coords, at, 0).reshape(mesh[axis], -1, 3)[:, 0]
+        along = [sorted(set(group[:, dimension].tolist())) for dimension in range(3)]
         along = [places for places in along if len(places) > 1]
         steps = [max(np.diff(places).tolist()) for places in along]
         found[axis] = tuple(map(len, along)), max(steps, default=1)

@@ -1,0 +1,300 @@
+"""What one device holds in a step with Adam: by what it is, from moment to moment, at the most.
+
+What layers keep for the backward pass is a stack, there whole from a loop's first turn to its last,
+and so are the gradients of layers that are one array. Layers that are no loop make and free theirs
+one by one.
+"""
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from meshbook.costs import tables
+from meshbook.costs.step import Step
+from meshbook.costs.tiles import tiled, token_rows
+from meshbook.costs.turns import turns_of
+from meshbook.models.losses import CHUNK
+from meshbook.parallel.context import BLOCK
+
+KINDS = ("parameters", "moments", "inputs", "gathered", "gradients", "activations", "logits")
+
+
+class Moment(NamedTuple):
+    """One moment of a step: its phase, its block from 1 where it is in one, and bytes by KINDS.
+
+    phase: "forward", "loss", "backward" or "update". Block 0 is what comes before the layers. In
+    the forward pass this is what is held at the end of that part, in the backward pass and in the
+    update what is held when it begins, but for block 0, where it is what is held at its end.
+    """
+
+    phase: str
+    block: int | None
+    held: dict
+
+    @property
+    def total(self):
+        """All bytes of this moment."""
+        return sum(self.held.values())
+
+
+class Size(NamedTuple):
+    """How arrays are stored: in tiles, as on a TPU, or as they are; bytes of the narrow numbers."""
+
+    tiles: bool
+    number: int
+
+    def numbers(self, letters: str, sizes: list):
+        """Numbers that an array takes: in tiles (B, T, width) has tokens or rows above width, and
+        an array of heads has its tokens last.
+        """
+        first, *others = sizes
+        if not self.tiles or not others:
+            return math.prod(sizes)
+        if len(others) == 1:
+            return tiled(first, *others)
+        if letters[1] == "H":  # scores, and what is one number of a head and token
+            return first * tiled(*others)
+        if letters[1] == "E":  # slots, those of all experts one after the other
+            return tiled(math.prod(sizes[:-1]), sizes[-1])
+        if len(others) == 2:
+            return token_rows(first, *others)
+        tokens, *width = others
+        return first * tiled(math.prod(width), tokens)
+
+
+def size_of(step: Step, tiles: bool):
+    """The Size of a step's arrays: products of the ViT and of MiniGPT are rounded on a TPU."""
+    number = np.dtype(step.config.dtype).itemsize if step.table.stacked else 2
+    return Size(tiles, number)
+
+
+@functools.lru_cache(8192)
+def _bytes(rows, flags, config, layout, batch, size):
+    """Bytes of Kept rows on one device, of so many rows of text or images on all."""
+    total, known = 0, tables.sizes_of(config) | {"B": batch}
+    for each in tables.chosen(rows, flags):
+        sizes = [-(-known[letter] // layout.devices(layout.over(each.letters, letter)))
+                 for letter in each.letters]
+        total += each.count * (each.bytes or size.number) * size.numbers(each.letters, sizes)
+    return total
+
+
+def kept(step: Step, policy: str, tiles: bool = True, scores: bool = False):
+    """Bytes that a device's layers keep of a microbatch by a policy of rematerialisation.
+
+    scores: whether scores count where they are computed block by block and no kernel is fused.
+    """
+    size, rows, total = size_of(step, tiles), step.rows // step.plan.microbatches, 0
+    for flags, layers in layers_of(step).items():
+        also = {"scores"} if scores and "fused" not in flags else set()
+        total += layers * _bytes(step.table.kept[policy], flags | _model(step.plan) | also,
+                                 step.config, step.layout, rows, size)
+    return total
+
+
+def layers_of(step: Step):
+    """{flags: layers of one device that have them}."""
+    return {each.flags: each.layers for each in step.placed if each.flags}
+
+
+class Held(NamedTuple):
+    """Bytes of one device: see `held`."""
+
+    parameters: int
+    moments: int
+    inputs: int
+    gathered: int
+    gradients: int
+    activations: int
+    layer: int
+    logits: int
+
+
+def held(step: Step, tiles: bool = True, chunk: int = CHUNK):
+    """The Held of a step, each where it is most.
+
+    Weights that are gathered, or copied to the products' dtype, once for all microbatches, stand
+    beside the stored ones. In a loop over microbatches or turns there are the sums of the gradients
+    and those of one. What goes into the stages of a pipeline and comes out of them is there of all
+    microbatches. layer: of one layer whose backward pass runs, on top of what all of them keep.
+    tiles: as on a TPU; chunk: tokens of one device whose logits are there at once.
+    """
+    plan, numbers, size = step.plan, step.numbers, size_of(step, tiles)
+    rows = step.rows // plan.microbatches
+    fill = lambda table, flags: _bytes(table, flags | _model(plan), step.config, step.layout, rows,
+                                       size)
+    layers = layers_of(step)
+    inputs = plan.microbatches * fill(step.table.inputs, frozenset())
+    if plan.stage > 1 and plan.schedule == "gpipe":
+        both = size.numbers("BD", [plan.microbatches * step.held("BW"), step.sizes["D"]])
+        inputs += 2 * size.number * both
+    return Held(4 * numbers["stored"], 8 * numbers["moments"], inputs,
+                _gathered(step, size, layers), 4 * _gradients(step),
+                _activations(step, size, layers, fill), _layer(step, size, layers, fill),
+                _logits(step, size, chunk))
+
+
+def _model(plan):
+    return frozenset({"model"}) if plan.model > 1 else frozenset()
+
+
+def _loops(plan):
+    return plan.microbatches > 1 or plan.stage > 1
+
+
+def _is_scattered(step):
+    """Whether gradients of layers are split over the rows as soon as a layer has made them."""
+    by_hand = step.layout.rules.gradients is not None
+    return step.numbers["gradients"] < step.numbers["used"] and step.plan.stage == 1 and (
+        by_hand or not _loops(step.plan)) and step.table.stacked
+
+
+def _gradients(step):
+    """Numbers of gradients; in a loop there are those of one turn beside their sums."""
+    if not _loops(step.plan):
+        return step.numbers["gradients"]
+    return 2 * step.numbers["gradients" if _is_scattered(step) else "used"]
+
+
+def _gathered(step, size, layers):
+    """Bytes of weights for products: all, or of one turn of the loop where they are made again."""
+    plan, rules = step.plan, step.layout.rules
+    split = [each for each in step.placed if each.used != each.stored]
+    if not step.table.stacked:
+        return size.number * sum(each.used for each in split)
+    again = step.remat != "none" if rules.gradients is None else rules.regather
+    used = step.numbers["used"]
+    if split and again and not _loops(plan):
+        inside = sum(each.used for each in step.placed if each.in_layers)
+        used += inside // min(layers.values()) - inside
+    return size.number * used
+
+
+def _activations(step, size, layers, fill):
+    """Bytes that wait for the backward pass, of all microbatches that a schedule has begun."""
+    plan, waits = step.plan, kept(step, step.remat, size.tiles)
+    if plan.stage == 1:
+        return waits
+    turns = turns_of(plan.schedule, plan.stage, plan.microbatches)
+    begun = turns.kept
+    if plan.schedule == "lockstep":  # of the others only what came into the stage
+        return waits + begun * fill(step.table.kept["all"], next(iter(layers)))
+    more = 0
+    if turns.waiting and step.remat != "none":  # what B keeps for W, and what is at work
+        more = (turns.waiting + 1) * _for_weights(step, size)
+    return begun * waits + more
+
+
+def _for_weights(step, size):
+    """Bytes from which the gradients of weights are made: what products read, gradients of what
+    they make.
+    """
+    read, total = set(), 0
+    for each in step.placed:
+        row = each.row
+        if each.in_layers and row.is_product and row.is_parameter:
+            name = each.flags, row.reads or row.letters
+            if name not in read:
+                total += each.layers * step.held("BT" + row.summed)
+                read.add(name)
+            total += each.layers * row.number(each.flags) * step.held("BT" + row.made)
+    return size.number * total
+
+
+def _layer(step, size, layers, fill):
+    """Bytes of the layer whose backward pass runs: all that it makes, if it is made again.
+
+    Where a scan goes back over a period of layers, the products for gradients of weights are put
+    off to its end: of the other layers there are hidden units, and the gradients of these.
+    """
+    table = step.table
+    if not table.stacked:
+        again = step.remat != "none"
+        return again * max(fill(table.kept["none"], flags) - fill(table.kept[step.remat], flags)
+                           for flags in layers)
+    working = table.kept["none"] if step.remat == "none" else table.working
+    most = max(fill(working, flags) for flags in layers)
+    hidden = size.numbers("BF", [step.held("BW"), step.sizes["F"] // step.layout.parts("F")])
+    most += 2 * size.number * hidden * (sum(layers.values()) // min(layers.values()) - 1)
+    if _is_scattered(step):  # before they are scattered: of the table, and of a period
+        most += 4 * sum(each.used // (min(layers.values()) if each.in_layers else 1)
+                        for each in step.placed if each.in_layers or each.row.shape == "VD")
+    flags = next(iter(layers))
+    if "blocks" in flags and "fused" not in flags:
+        most += _blocks(step, size)
+    return most
+
+
+def _blocks(step, size):
+    """Bytes of blocks of scores, and of the keys and values of other devices."""
+    plan, sizes, ways = step.plan, step.sizes, step.plan.context
+    heads = sizes["H"] // step.layout.parts("H") // (ways if plan.method == "ulysses" else 1)
+    side = min(BLOCK, sizes["T"] // ways)
+    keys = step.held("BTGK")
+    beside = {"ring": 0, "gather": 2 * ways * size.number, "ulysses": 10 * 4}[plan.method]
+    return 4 * 4 * step.microbatch * heads * side * side + (ways > 1) * beside * keys
+
+
+def _logits(step, size, chunk):
+    """Bytes of the logits, of a chunk or of all, with the gradient of the head."""
+    row = next(each.row for each in step.placed if each.row.reads == "head")
+    count, tokens = step.sizes[row.made] // step.layout.parts(row.shape), step.held(row.tokens)
+    if step.sizes.get("V"):
+        tokens, head = min(tokens, chunk), size.numbers("DV", [step.sizes["D"], count])
+    else:
+        head = sum(each.used for each in step.placed[-len(step.table.last):])
+    return (step.table.logits or size.number) * size.numbers("BV", [tokens, count]) + 4 * head
+
+
+def timeline(step: Step, tiles: bool = True, chunk: int = CHUNK):
+    """The Moments of a step, in order."""
+    found = held(step, tiles, chunk)
+    return (_of_a_loop if step.table.stacked else _block_by_block)(step, found)
+
+
+def peak(step: Step, tiles: bool = True, chunk: int = CHUNK):
+    """The most bytes that one device holds at once."""
+    return max(each.total for each in timeline(step, tiles, chunk))
+
+
+def _moment(always, phase, block=None, **more):
+    return Moment(phase, block, {kind: (always | more).get(kind, 0) for kind in KINDS})
+
+
+def _of_a_loop(step, found):
+    always = {name: getattr(found, name) for name in ("parameters", "moments", "inputs")}
+    if _loops(step.plan):
+        always["gradients"] = found.gradients
+    moment = functools.partial(_moment, always)
+    stacks = {"gathered": found.gathered, "activations": found.activations}
+    gradients = {"gradients": found.gradients}
+    work = stacks | gradients | {"activations": found.activations + found.layer}
+    L = sum(layers_of(step).values())
+    return [moment("forward", 0), *(moment("forward", i, **stacks) for i in range(1, L + 1)),
+            moment("loss", logits=found.logits, **stacks),
+            *(moment("backward", i, **work) for i in range(L, 0, -1)),
+            moment("backward", 0, **gradients), moment("update", **gradients)]
+
+
+def _block_by_block(step, found):
+    moment = functools.partial(
+        _moment, {name: getattr(found, name) for name in ("parameters", "moments", "inputs")})
+    L, number, head = step.config.layers, size_of(step, True).number, len(step.table.last)
+    parts = {"first": step.placed[:len(step.table.first)], "last": step.placed[-head:],
+             "block": [each for each in step.placed if each.in_layers]}
+    gathered = {name: number * sum(each.used for each in those if each.used != each.stored)
+                for name, those in parts.items()}
+    gradients = {name: 4 * sum(each.gradients for each in those) for name, those in parts.items()}
+    kept = found.activations // L
+    forward = [moment("forward", i, activations=i * kept,
+                      gathered=gathered["first"] + i * gathered["block"] // L)
+               for i in range(L + 1)]
+    loss = moment("loss", gathered=found.gathered, activations=L * kept, logits=found.logits)
+    backward = [moment("backward", i, gathered=found.gathered, activations=i * kept + found.layer,
+                       gradients=gradients["last"] + (L - i) * gradients["block"] // L)
+                for i in range(L, 0, -1)]
+    backward.append(moment("backward", 0, gathered=found.gathered, gradients=found.gradients))
+    return [*forward, loss, *backward, moment("update", gradients=found.gradients)]

@@ -1,0 +1,153 @@
+"""All plans for a training run on so many chips: which are possible, and which come first."""
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshbook.costs import memory
+from meshbook.costs.devices import Device
+from meshbook.costs.places import spans
+from meshbook.costs.plans import AXES, Plan
+from meshbook.costs.seconds import seconds
+from meshbook.costs.step import Layout, describe, layout_of
+from meshbook.costs.tables import sizes_of
+
+WHOLE = ("tensor_parallel", "zero1", "fully_sharded_kept", "fully_sharded_again")
+STAGED = ("tensor_parallel", "zero1", "fully_sharded")  # weights are gathered once a step
+POLICIES = ("none", "products", "attention", "all")
+SCHEDULES = ("gpipe", "lockstep", "zero_bubble")
+METHODS = ("ring", "ulysses")
+SPARE = 0.25  # of a device's memory, for gaps and for what a compiler keeps that no formula knows
+NAMES = {"B": "rows in a microbatch of a batch", "T": "tokens", "D": "embed", "F": "hidden",
+         "H": "heads", "G": "groups", "V": "padded vocabulary", "L": "periods of layers",
+         "E": "experts", "M": "hidden units of the shared expert"}
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A plan by formula: seconds of a step by what they are spent on, and bytes of one device."""
+
+    plan: Plan
+    seconds: dict
+    peak: int
+    device: Device
+
+    @property
+    def step(self):
+        """Seconds of a step."""
+        return sum(self.seconds.values())
+
+    @property
+    def wire(self):
+        """Seconds of a step in which links are used, which nothing hides."""
+        return sum(t for what, t in self.seconds.items() if what in AXES)
+
+    @property
+    def fits(self):
+        """Whether a device has so much memory, and SPARE besides."""
+        return self.peak <= (1 - SPARE) * self.device.memory
+
+
+def meshes(chips: int) -> Iterator[Plan]:
+    """Every mesh of so many chips, as Plans: all ways to write their number as a product."""
+    sizes = [size for size in range(1, chips + 1) if chips % size == 0]
+    for rest in itertools.product(sizes, repeat=len(AXES) - 1):
+        if chips % math.prod(rest) == 0:
+            yield Plan(chips // math.prod(rest), *rest)
+
+
+def plans_on(mesh: Plan, most: int = 64) -> Iterator[Plan]:
+    """Every way to train on a mesh: rules, schedules, powers of two of microbatches, remat."""
+    counts = [2**i for i in range(most.bit_length())]
+    for rules, schedule, count, remat, method in itertools.product(
+            STAGED if mesh.stage > 1 else WHOLE, SCHEDULES if mesh.stage > 1 else SCHEDULES[:1],
+            counts, POLICIES, METHODS if mesh.context > 1 else METHODS[:1]):
+        yield replace(mesh, rules=rules, schedule=schedule, microbatches=count, remat=remat,
+                      method=method)
+
+
+def impossible(config: Any, plan: Plan, rows: int):
+    """Why a model cannot be trained by a plan with so many rows a step: a sentence, or "".
+
+    What does not divide is said first.
+    """
+    e, layout = getattr(config, "experts", None), layout_of(plan)
+    if plan.expert > 1 and e is None:
+        return f"a decoder without experts has nothing to split over {plan.expert} devices"
+    sizes = sizes_of(config) | {"B": rows / plan.microbatches,
+                                "L": config.layers // getattr(config, "period", 1)}
+    for letter, name in NAMES.items():
+        ways = max(layout.devices(layout.over(letter, letter, kind))
+                   for kind in ("activations", "parameters", "moments"))
+        if sizes.get(letter, 0) % ways:
+            return f"{name}={sizes[letter]:g} does not divide over {ways} devices"
+    if plan.stage > 1:
+        return _in_stages(plan)
+    return _with_context(config, plan) if plan.context > 1 else ""
+
+
+def _in_stages(plan):
+    if plan.context > 1:
+        return "a context in stages has no program here"
+    if plan.schedule != "gpipe" and plan.remat != "none":
+        return f"{plan.schedule} keeps what it needs: expected remat none, found {plan.remat}"
+    if plan.schedule == "zero_bubble" and plan.microbatches < plan.stage:
+        return (f"zero_bubble needs a microbatch for each of {plan.stage} stages; found "
+                f"{plan.microbatches}")
+    return ""
+
+
+def _with_context(config, plan):
+    if getattr(config, "latent", 0):
+        return (f"attention over a context is for keys and values of heads; found "
+                f"latent={config.latent}")
+    if getattr(config, "experts", None):
+        return "experts beside a context have no program here: their slots are of whole rows"
+    ways, groups = plan.context * plan.model, config.groups or config.heads
+    if plan.method == "ulysses" and groups % ways:
+        return f"groups={groups} does not divide over {ways} devices, as Ulysses asks"
+    return ""
+
+
+def ranked(config: Any, plan: Plan, rows: int, device: Device, torus: Sequence[int]):
+    """The Ranked of one plan that is possible, on chips that form a torus without wraparound."""
+    return _ranked(config, plan, rows, device, spans(torus, plan.sizes))
+
+
+def _ranked(config, plan, rows, device, place):
+    step = describe(config, plan, rows)
+    return Ranked(plan, seconds(step, device, place), memory.peak(step), device)
+
+
+def best_on(config: Any, mesh: Plan, rows: int, device: Device, torus: Sequence[int]):
+    """The Ranked of the fastest plan on a mesh that fits, of the smallest if none does.
+
+    Raises ValueError, with the sentence of `impossible`, where no plan is possible.
+    """
+    plans = list(plans_on(mesh, rows))
+    possible = [plan for plan in plans if not impossible(config, plan, rows)]
+    if not possible:
+        raise ValueError(impossible(config, plans[0], rows))
+    place = spans(torus, mesh.sizes)
+    found = [_ranked(config, plan, rows, device, place) for plan in possible]
+    fitting = [each for each in found if each.fits]
+    return min(fitting, key=lambda each: each.step) if fitting else min(
+        found, key=lambda each: each.peak)
+
+
+def rank(config: Any, rows: int, device: Device, torus: Sequence[int]):
+    """(the best plan of every possible mesh, fastest first, those that fit before all others;
+    {mesh that is impossible: why}).
+
+    torus: chips along its dimensions, such as (2, 4, 4); rows: B, of a step on all devices.
+    """
+    found, refused = [], {}
+    for mesh in meshes(math.prod(torus)):
+        try:
+            found.append(best_on(config, mesh, rows, device, torus))
+        except ValueError as error:
+            refused[mesh] = str(error)
+    return sorted(found, key=lambda each: (not each.fits, each.step)), refused

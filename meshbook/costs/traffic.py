@@ -1,0 +1,260 @@
+"""What a step sends over the links: the collectives that follow from where arrays lie.
+
+A product whose summed dimension is split over a mesh axis leaves each device with a part of a sum;
+one whose made dimension is split, with a part of the gradient of what it reads. Both are summed
+over the axis; where tokens are split between products, they are scattered instead, and gathered on
+the way in. A parameter's gradient is summed over the axes that split the tokens of its product.
+Experts, contexts and stages add exchanges of their own.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from meshbook.costs.step import Step
+from meshbook.costs.turns import turns_of
+from meshbook.hlo.collectives import Moved, Traffic
+from meshbook.models.losses import CHUNK
+
+LOADS = 4  # numbers of an expert that a layer sums: choices before and after, means of scores
+
+
+class Sent(NamedTuple):
+    """Collectives of one kind along mesh axes: how many, or None, and bytes of their results.
+
+    what: the letters of what is sent, or its name.
+    """
+
+    what: str
+    kind: str
+    axes: tuple
+    count: float | None
+    bytes: float
+
+
+def traffic(step: Step, number: int = 4, clipped: bool = False, balanced: bool = True):
+    """The Traffic of a Step: (kind, axes): Moved(count or None, result bytes).
+
+    Of conditionals those branches count that are taken. number: bytes of an activation that
+    travels, and of a weight that is gathered for products; what is summed outside of products has
+    4. clipped: whether gradients are clipped by their norm, which takes a number for each leaf that
+    is split; balanced: whether the loss knows the loads of experts. A count is None where the
+    compiler merges collectives as it likes.
+    """
+    order, moved = list(step.layout.mesh), {}
+    for each in sent(step, number, clipped, balanced):
+        if each.axes and each.bytes:
+            axes = tuple(sorted(each.axes, key=order.index))
+            moved.setdefault((each.kind, axes), []).append(each)
+    return Traffic({key: Moved(
+        None if any(each.count is None for each in found) else round(sum(
+            each.count for each in found)), round(sum(each.bytes for each in found)))
+        for key, found in moved.items()}, step.plan.sizes)
+
+
+def sent(step: Step, number: int = 4, clipped: bool = False,
+         balanced: bool = True) -> Iterator[Sent]:
+    """All that a step sends: see `traffic`."""
+    yield from _products(step, number, clipped)
+    for each in step.placed:
+        if each.row.is_parameter or each.row.of:
+            yield from _parameter(step, each, number)
+    yield from _experts(step, number, balanced)
+    yield from _context(step, number)
+    yield from _stages(step, number)
+    yield from _scalars(step, clipped)
+
+
+def in_layers(step: Step):
+    """How often a device's layers exchange what a microbatch needs, in a step."""
+    plan = step.plan
+    if plan.stage > 1 and plan.schedule == "gpipe":
+        return turns_of("gpipe", plan.stage, plan.microbatches).permutes / 2
+    return plan.microbatches
+
+
+def _products(step, number, clipped):
+    """What goes around products: sums of what they make, and of gradients of what they read."""
+    over, read = step.layout.over, {}
+    counted = _is_counted(step, clipped)
+    for each in step.placed:
+        row, letters = each.row, each.row.tokens + each.row.shape
+        times = each.layers * (in_layers(step) if each.in_layers else step.plan.microbatches)
+        if row.summed and (axes := over(letters, row.summed)):
+            yield from _made(step, each, axes, times, number, counted)
+        if row.reads and (axes := over(letters, row.made)):
+            together = read.setdefault((each.flags, row.reads.partition("/")[0]), set())
+            if row.reads not in together:
+                count = 0 if together else times  # names before a "/" travel as one
+                yield from _read(step, each, axes, times, number, count if counted else None)
+                together.add(row.reads)
+        if row.inside and (axes := over(row.inside, row.inside)):
+            yield Sent(row.shape, "all-reduce", axes, None, times / each.layers * 4 * each.used)
+
+
+def _is_counted(step, clipped):
+    """Whether the number of collectives along "model" is known: the compiler merges none of them."""
+    kinds = {each.flags for each in step.placed if each.flags}
+    of_latents = step.sizes.get("R") and step.layout.over("BTD", "T")
+    by_hand = step.layout.rules.gradients is not None
+    return len(kinds) == 1 and not (by_hand and clipped or of_latents or step.sizes.get("E"))
+
+
+def _made(step, each, axes, times, number, counted):
+    """What a product makes is a part of a sum on each device: added up, or scattered by tokens."""
+    split, row = step.layout.over("BTD", "T"), each.row
+    often = times * (1 + (each.in_layers and _is_made_again(step, row)))
+    parts, whole = (number * step.held(tokens + row.made) for tokens in ("BT", "BW"))
+    if set(axes) & set(split):
+        yield Sent(row.letters, "reduce-scatter", axes, often if counted else None,
+                   often * parts)
+        yield Sent(row.letters, "all-gather", axes, times if counted else None,
+                   times * whole)  # its gradient
+    else:
+        yield Sent(row.letters, "all-reduce", axes, often if counted else None, often * whole)
+
+
+def _is_made_again(step, row):
+    """Whether a sum is made again: products that are kept are sums already, but not by hand."""
+    by_hand = step.plan.stage > 1 or step.layout.over("BTD", "T")
+    policy = "attention" if step.remat == "products" and by_hand else step.remat
+    return policy in row.again.split() and row.tokens == "BT"  # experts' are added up by token
+
+
+def _read(step, each, axes, times, number, count):
+    """The gradient of what products read is a part of a sum; tokens are gathered for them."""
+    split, row = step.layout.over("BTD", "T"), each.row
+    number = 4 if row.exact else number
+    parts, whole = (number * step.held(tokens + row.summed) for tokens in ("BT", "BW"))
+    if set(axes) & set(split):
+        twice = 1 + (each.in_layers and step.remat != "none")
+        yield Sent(row.letters, "all-gather", axes, count and count * twice, times * twice * whole)
+        yield Sent(row.letters, "reduce-scatter", axes, count, times * parts)
+    else:
+        yield Sent(row.letters, "all-reduce", axes, count, times * whole)
+
+
+def _parameter(step, each, number):
+    """A parameter that is gathered, and the sum of its gradient, for each of its uses."""
+    plan, over, row, shape = step.plan, step.layout.over, each.row, each.shape
+    staged, q = plan.stage > 1, each.used or _size(step, each)
+    tokens = over("L" * each.in_layers + row.tokens + row.shape, row.tokens)
+    kept, named = over(shape, shape), step.layout.named(shape, shape, "moments")
+    owned = tuple(axis for axis in over(shape, shape, "moments") if axis not in kept)
+    by_hand = step.layout.rules.gradients is not None or staged
+    if by_hand and set(named) - set(step.layout.named(shape, shape)):
+        if row.is_parameter:
+            yield from _by_hand(step, each, number, owned, tokens, staged)
+        return
+    once = by_hand or staged or plan.microbatches > 1
+    if row.of and once and not owned:
+        return
+    width = 4 if row.exact or once else number  # sums over microbatches are float32
+    count = None if step.table.stacked else 0
+    for axes in _summed_over(step, row, tokens) * row.travels:
+        yield Sent(row.shape, "all-reduce", axes, count, width * q)
+    if owned:
+        again = each.in_layers and step.table.stacked and step.remat != "none" and (
+            row.backward != "never")
+        leaves = each.layers if each.in_layers else 1
+        yield Sent(row.shape, "all-gather", owned, leaves * (1 + again), (1 + again) * width * q)
+
+
+def _size(step, each):
+    """Numbers of another row's parameter on one device."""
+    return math.prod(map(step.sizes.get, each.row.of)) // step.layout.parts(each.row.of)
+
+
+def _summed_over(step, row, tokens):
+    """The axes of a gradient's sums: those of a vector over rows and over tokens are apart."""
+    along = step.layout.over("BTD", "T")
+    if not row.summed and set(tokens) & set(along):
+        return [tuple(axis for axis in tokens if axis not in along), along]
+    return [tokens]
+
+
+def _by_hand(step, each, number, owned, tokens, staged):
+    """Gathered where it is used, its gradient scattered where its moments lie."""
+    plan, rules, q = step.plan, step.layout.rules, each.used
+    parts = plan.microbatches if plan.is_fully_sharded and not staged else 1
+    gathers = parts if each.in_layers else 1  # what stands outside of the layers stays gathered
+    width = number if plan.is_fully_sharded else 4  # what was updated, or what products need
+    again = bool(rules.regather) and plan.is_fully_sharded and each.in_layers and (
+        each.row.backward == "always" or each.row.backward == "again" and step.remat != "none")
+    yield Sent(each.row.shape, "all-gather", owned, None, (gathers + parts * again) * width * q)
+    ways = step.layout.devices(owned)
+    yield Sent(each.row.shape, "reduce-scatter", owned, None, parts * 4 * q // ways)
+    rest = tuple(axis for axis in tokens if axis not in owned)
+    yield Sent(each.row.shape, "all-reduce", rest, None, parts * 4 * q // ways)
+
+
+def _experts(step, number, balanced):
+    """Slots that travel to experts and back, and what a layer sums of their loads."""
+    experts, plan = getattr(step.config, "experts", None), step.plan
+    if experts is None:
+        return
+    layers = max(each.layers for each in step.placed if "experts" in each.flags)
+    again = (step.remat != "none") + (plan.stage > 1 and plan.schedule == "lockstep")
+    count = in_layers(step) * layers * (4 + 2 * again)
+    slots = number * step.microbatch * math.prod(step.sizes[letter] for letter in "EZD")
+    yield Sent("slots", "all-to-all", step.layout.over("BZED", "E"), count, count * slots)
+    loads = LOADS + again if plan.stage == 1 else bool(experts.auxiliary or experts.biased)
+    yield Sent("loads", "all-reduce", step.layout.over("BT", "BT"), None,
+               balanced * in_layers(step) * layers * 4 * loads * experts.count)
+
+
+def _context(step, number):
+    """Keys and values of other devices: in a ring, gathered, or heads for tokens (Ulysses)."""
+    plan, ways = step.plan, step.plan.context
+    if ways == 1:
+        return
+    keys, queries = step.held("BTGK"), number * step.held("BTHK")
+    forward = 1 + (step.remat in ("products", "all"))  # passes, with the one that is done again
+    times = in_layers(step) * step.config.layers // plan.stage
+    if plan.method == "gather":  # what is gathered again serves both passes
+        yield Sent("keys", "all-gather", ("context",), 4 * times, times * 4 * ways * number * keys)
+        yield Sent("gradients", "reduce-scatter", ("context",), 2 * times, times * 2 * 4 * keys)
+    elif plan.method == "ring":
+        turns = times * (ways - 1)
+        yield Sent("keys", "collective-permute", ("context",), turns * (2 * forward + 2),
+                   turns * (2 * forward + 2) * number * keys)
+        yield Sent("gradients", "collective-permute", ("context",), turns * 2, turns * 2 * 4 * keys)
+    else:
+        kept = step.remat == "attention"  # what was found is kept, queries and keys are not
+        both = queries + number * keys
+        yield Sent("heads", "all-to-all", ("context",), times * (4 * forward + 4 + 3 * kept), times
+                   * ((forward + 1) * 2 * both + kept * (both + number * keys)))
+
+
+def _stages(step, number):
+    """Permutes between stages, and what the first and the last stage give to all."""
+    plan, m = step.plan, step.plan.microbatches
+    if plan.stage == 1:
+        return
+    one = number * step.held("BTD")
+    permutes = turns_of(plan.schedule, plan.stage, m).permutes
+    yield Sent("BTD", "collective-permute", ("stage",), permutes, permutes * one)
+    norm = sum(each.used for each in step.placed if each.shape == "D")
+    yield Sent("BTD", "all-reduce", ("stage",), None, 2 * m * one + 4 * norm)
+
+
+def _scalars(step, clipped):
+    """Loss and accuracy, what the loss sums over the vocabulary, norms of split gradients."""
+    plan, over, found = step.plan, step.layout.over, {}
+    has_experts = getattr(step.config, "experts", None) is not None
+    rows = over("BW", "BW") + ("stage",) * (plan.stage > 1)
+    # the compiler takes them out of the loop over microbatches, with experts all but the first
+    times = min(plan.microbatches, 2) if has_experts and plan.stage == 1 else 1
+    yield Sent("loss", "all-reduce", rows, None if step.table.stacked else 1, times * 2 * 4)
+    if "V" in step.sizes:
+        tokens = step.held("BW")
+        count = plan.microbatches * 2 * -(-tokens // CHUNK)
+        yield Sent("loss", "all-reduce", over("VD", "V"), count,
+                   plan.microbatches * 3 * 4 * tokens)
+    for each in step.placed if clipped else ():
+        if each.row.is_parameter and each.row.travels:
+            for axis in over(each.shape, each.shape, "moments"):
+                found[axis] = found.get(axis, 0) + each.leaves
+    for axis, leaves in found.items():
+        yield Sent("norms", "all-reduce", (axis,), 1 if axis == "model" else None, 4 * leaves)

@@ -1,0 +1,35 @@
+"""FLOPs of a step: useful ones, those that a device executes, and what its units could have done."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from meshbook.costs.step import Step
+from meshbook.costs.turns import passes_of
+
+SIDE = 128  # of a matrix unit: a product with a smaller side takes as long as with this one
+
+
+class Work(NamedTuple):
+    """FLOPs of one device: `useful`, its share of what must be done; `done`, what it executes;
+    `spent`, what its matrix units could do in that time.
+    """
+
+    useful: float
+    done: float
+    spent: float
+
+
+def work(step: Step):
+    """The Work of a Step."""
+    useful = done = spent = 0.0
+    for each in step.placed:
+        row, (forward, redone, backward) = each.row, passes_of(step.plan)
+        passes = 1 + row.gradients
+        if each.in_layers:
+            again = row.again.split().count(step.remat)
+            passes = forward + redone * again + row.gradients * backward
+        useful += each.useful * (1 + row.gradients)
+        done += each.flops * passes
+        narrow = "U" in row.letters  # between the queries and keys of one head
+        spent += each.flops * passes * (max(1, SIDE / step.sizes["K"]) if narrow else 1)
+    return Work(useful, done, spent)
