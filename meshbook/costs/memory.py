@@ -82,7 +82,7 @@ def _bytes(rows, flags, config, layout, batch, size):
     return total
 
 
-def kept(step: Step, policy: str, tiles: bool = True, scores: bool = False):
+def kept_of(step: Step, policy: str, tiles: bool = True, scores: bool = False):
     """Bytes that a device's layers keep of a microbatch by a policy of rematerialisation.
 
     scores: whether scores count where they are computed block by block and no kernel is fused.
@@ -100,8 +100,8 @@ def layers_of(step: Step):
     return {each.flags: each.layers for each in step.placed if each.flags}
 
 
-class Held(NamedTuple):
-    """Bytes of one device: see `held`."""
+class Memory(NamedTuple):
+    """Bytes of one device: see `memory_of`."""
 
     parameters: int
     moments: int
@@ -113,8 +113,8 @@ class Held(NamedTuple):
     logits: int
 
 
-def held(step: Step, tiles: bool = True, chunk: int = CHUNK):
-    """The Held of a step, each where it is most.
+def memory_of(step: Step, tiles: bool = True, chunk: int = CHUNK):
+    """The Memory of a step, each where it is most.
 
     Weights that are gathered, or copied to the products' dtype, once for all microbatches, stand
     beside the stored ones. In a loop over microbatches or turns there are the sums of the gradients
@@ -129,9 +129,9 @@ def held(step: Step, tiles: bool = True, chunk: int = CHUNK):
     layers = layers_of(step)
     inputs = plan.microbatches * fill(step.table.inputs, frozenset())
     if plan.stage > 1 and plan.schedule == "gpipe":
-        both = size.numbers("BD", [plan.microbatches * step.held("BW"), step.sizes["D"]])
+        both = size.numbers("BD", [plan.microbatches * step.numbers_of("BW"), step.sizes["D"]])
         inputs += 2 * size.number * both
-    return Held(4 * numbers["stored"], 8 * numbers["moments"], inputs,
+    return Memory(4 * numbers["stored"], 8 * numbers["moments"], inputs,
                 _gathered(step, size, layers), 4 * _gradients(step),
                 _activations(step, size, layers, fill), _layer(step, size, layers, fill),
                 _logits(step, size, chunk))
@@ -175,7 +175,7 @@ def _gathered(step, size, layers):
 
 def _activations(step, size, layers, fill):
     """Bytes that wait for the backward pass, of all microbatches that a schedule has begun."""
-    plan, waits = step.plan, kept(step, step.remat, size.tiles)
+    plan, waits = step.plan, kept_of(step, step.remat, size.tiles)
     if plan.stage == 1:
         return waits
     turns = turns_of(plan.schedule, plan.stage, plan.microbatches)
@@ -198,9 +198,9 @@ def _for_weights(step, size):
         if each.in_layers and row.is_product and row.is_parameter:
             name = each.flags, row.reads or row.letters
             if name not in read:
-                total += each.layers * step.held("BT" + row.summed)
+                total += each.layers * step.numbers_of("BT" + row.summed)
                 read.add(name)
-            total += each.layers * row.number(each.flags) * step.held("BT" + row.made)
+            total += each.layers * row.number(each.flags) * step.numbers_of("BT" + row.made)
     return size.number * total
 
 
@@ -217,7 +217,7 @@ def _layer(step, size, layers, fill):
                            for flags in layers)
     working = table.kept["none"] if step.remat == "none" else table.working
     most = max(fill(working, flags) for flags in layers)
-    hidden = size.numbers("BF", [step.held("BW"), step.sizes["F"] // step.layout.parts("F")])
+    hidden = size.numbers("BF", [step.numbers_of("BW"), step.sizes["F"] // step.layout.parts("F")])
     most += 2 * size.number * hidden * (sum(layers.values()) // min(layers.values()) - 1)
     if _is_scattered(step):  # before they are scattered: of the table, and of a period
         most += 4 * sum(each.used // (min(layers.values()) if each.in_layers else 1)
@@ -233,7 +233,7 @@ def _blocks(step, size):
     plan, sizes, ways = step.plan, step.sizes, step.plan.context
     heads = sizes["H"] // step.layout.parts("H") // (ways if plan.method == "ulysses" else 1)
     side = min(BLOCK, sizes["T"] // ways)
-    keys = step.held("BTGK")
+    keys = step.numbers_of("BTGK")
     beside = {"ring": 0, "gather": 2 * ways * size.number, "ulysses": 10 * 4}[plan.method]
     return 4 * 4 * step.microbatch * heads * side * side + (ways > 1) * beside * keys
 
@@ -241,7 +241,7 @@ def _blocks(step, size):
 def _logits(step, size, chunk):
     """Bytes of the logits, of a chunk or of all, with the gradient of the head."""
     row = next(each.row for each in step.placed if each.row.reads == "head")
-    count, tokens = step.sizes[row.made] // step.layout.parts(row.shape), step.held(row.tokens)
+    count, tokens = step.numbers_of(row.made), step.numbers_of(row.tokens)
     if step.sizes.get("V"):
         tokens, head = min(tokens, chunk), size.numbers("DV", [step.sizes["D"], count])
     else:
@@ -249,15 +249,15 @@ def _logits(step, size, chunk):
     return (step.table.logits or size.number) * size.numbers("BV", [tokens, count]) + 4 * head
 
 
-def timeline(step: Step, tiles: bool = True, chunk: int = CHUNK):
+def timeline_of(step: Step, tiles: bool = True, chunk: int = CHUNK):
     """The Moments of a step, in order."""
-    found = held(step, tiles, chunk)
+    found = memory_of(step, tiles, chunk)
     return (_of_a_loop if step.table.stacked else _block_by_block)(step, found)
 
 
-def peak(step: Step, tiles: bool = True, chunk: int = CHUNK):
+def peak_of(step: Step, tiles: bool = True, chunk: int = CHUNK):
     """The most bytes that one device holds at once."""
-    return max(each.total for each in timeline(step, tiles, chunk))
+    return max(each.total for each in timeline_of(step, tiles, chunk))
 
 
 def _moment(always, phase, block=None, **more):

@@ -60,8 +60,9 @@ class Plan:
     def how(self):
         """The rest in words, such as "fully_sharded, gpipe, 16 microbatches, remat all"."""
         parts = [f"{self.microbatches} microbatches"] * (self.microbatches > 1)
+        remat = [f"remat {self.remat}"] * bool(self.remat)
         return ", ".join([self.rules, *[self.schedule] * (self.stage > 1),
-                          *[self.method] * (self.context > 1), *parts, *[f"remat {self.remat}"] * bool(self.remat)])
+                          *[self.method] * (self.context > 1), *parts, *remat])
 
     @property
     def name(self):

@@ -11,7 +11,7 @@ from meshbook.costs import memory
 from meshbook.costs.devices import Device
 from meshbook.costs.places import spans
 from meshbook.costs.plans import AXES, Plan
-from meshbook.costs.seconds import seconds
+from meshbook.costs.seconds import seconds_of
 from meshbook.costs.step import Layout, describe, layout_of
 from meshbook.costs.tables import sizes_of
 
@@ -119,7 +119,7 @@ def ranked(config: Any, plan: Plan, rows: int, device: Device, torus: Sequence[i
 
 def _ranked(config, plan, rows, device, place):
     step = describe(config, plan, rows)
-    return Ranked(plan, seconds(step, device, place), memory.peak(step), device)
+    return Ranked(plan, seconds_of(step, device, place), memory.peak_of(step), device)
 
 
 def best_on(config: Any, mesh: Plan, rows: int, device: Device, torus: Sequence[int]):

@@ -12,18 +12,18 @@ from collections.abc import Mapping
 import numpy as np
 
 from meshbook.costs.devices import Device
-from meshbook.costs.memory import held, kept, size_of
+from meshbook.costs.memory import kept_of, memory_of, size_of
 from meshbook.costs.step import Step
-from meshbook.costs.traffic import traffic
+from meshbook.costs.traffic import traffic_of
 from meshbook.costs.turns import passes_of, slots_of
-from meshbook.costs.work import work
+from meshbook.costs.work import work_of
 from meshbook.hlo.clock import LANES
 from meshbook.hlo.wire import wire_seconds
 
 DRAWN = 32  # steps of a vector unit for an element: 20 rounds of Threefry for four, and a test
 
 
-def moved(step: Step, tiles: bool = True):
+def moved_of(step: Step, tiles: bool = True):
     """{what: bytes} to and from the memory of one device in a step with Adam.
 
     Every array that a layer makes is written once and read once; in the backward pass it is read
@@ -37,37 +37,39 @@ def moved(step: Step, tiles: bool = True):
     forward, redone, backward = passes_of(plan)
     m, again, slots = plan.microbatches, redone * (step.remat != "none"), slots_of(plan)
     passes, first = (2 * slots, 0) if slots else (2 * again + 3 * backward, 2 * forward)
-    made = lambda policy: m * kept(step, policy, tiles, scores=True)
-    stacked = m * kept(step, step.remat, tiles) * forward
+    made = lambda policy: m * kept_of(step, policy, tiles, scores=True)
+    stacked = m * kept_of(step, step.remat, tiles) * forward
     if slots:
-        stacked = m * slots * held(step, tiles).activations
-    begun = made("none" if step.remat == "none" or "products" not in step.table.kept else "products")
-    logits = step.held("BTV") if "V" in step.sizes else 0
+        stacked = m * slots * memory_of(step, tiles).activations
+    can_keep = step.remat != "none" and "products" in step.table.kept
+    begun = made("products" if can_keep else "none")
+    logits = step.numbers_of("BTV") if "V" in step.sizes else 0
     return {"activations": made("none") * passes + begun * first, "copies": 2 * stacked,
             "weights": m * number * numbers["used"] * (forward + again + backward),
-            "gradients": 2 * 4 * numbers["used"] * m * backward, "update": 8 * 4 * numbers["stored"],
+            "gradients": 2 * 4 * numbers["used"] * m * backward,
+            "update": 8 * 4 * numbers["stored"],
             "logits": 4 * 4 * m * logits}
 
 
-def drawn(step: Step):
+def drawn_of(step: Step):
     """Random numbers that one device draws for dropout: those of its own rows and layers."""
     forward, redone, _ = passes_of(step.plan)
     passes = slots_of(step.plan) or forward + redone * (step.remat != "none")
     layers = step.config.layers / step.plan.stage
-    rows = step.rows / step.layout.parts("B")
-    return bool(step.config.dropout) * passes * rows * step.sizes["T"] * step.sizes["D"] * 2 * layers
+    rows = step.rows / step.layout.parts("B") if step.config.dropout else 0
+    return passes * rows * step.sizes["T"] * step.sizes["D"] * 2 * layers
 
 
-def seconds(step: Step, device: Device, place: Mapping[str, tuple]):
+def seconds_of(step: Step, device: Device, place: Mapping[str, tuple]):
     """{what: seconds} of a step: "products", "memory", "random", and one for each axis of the wire.
 
     place: {axis: (sizes along the dimensions of the torus, chips that share a link)}, see
     `meshbook.costs.places`.
     """
-    found = {"products": work(step).spent / device.flops,
-             "memory": sum(moved(step).values()) / device.bandwidth,
-             "random": drawn(step) * DRAWN / LANES / device.clock}
-    for (kind, axes), each in traffic(step, np.dtype(step.config.dtype).itemsize).items():
+    found = {"products": work_of(step).spent / device.flops,
+             "memory": sum(moved_of(step).values()) / device.bandwidth,
+             "random": drawn_of(step) * DRAWN / LANES / device.clock}
+    for (kind, axes), each in traffic_of(step, np.dtype(step.config.dtype).itemsize).items():
         sizes = [size for axis in axes for size in place[axis][0]]
         shared = max(place[axis][1] for axis in axes)
         time = shared * wire_seconds(kind, sizes, (0, each.bytes), device, ring=False)

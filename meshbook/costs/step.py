@@ -128,7 +128,7 @@ class Step:
         return {name: sum(getattr(each, name) for each in self.placed)
                 for name in ("used", "stored", "gradients", "moments")}
 
-    def held(self, letters: str):
+    def numbers_of(self, letters: str):
         """Numbers of an activation of these letters on one device, of a microbatch."""
         if letters not in self._held:
             size = math.prod(map(self._in_microbatch.get, letters))
@@ -148,7 +148,8 @@ def _attention(flags, attention):
     """The flags of a layer with another kind of attention than the config's."""
     if not attention:
         return flags
-    known = {"scores": {"scores"}, "rows": set(), "blocks": {"blocks"}, "fused": {"blocks", "fused"}}
+    known = {"scores": {"scores"}, "rows": set(), "blocks": {"blocks"},
+             "fused": {"blocks", "fused"}}
     return flags - {"scores"} | known[attention]
 
 

@@ -33,7 +33,7 @@ class Sent(NamedTuple):
     bytes: float
 
 
-def traffic(step: Step, number: int = 4, clipped: bool = False, balanced: bool = True):
+def traffic_of(step: Step, number: int = 4, clipped: bool = False, balanced: bool = True):
     """The Traffic of a Step: (kind, axes): Moved(count or None, result bytes).
 
     Of conditionals those branches count that are taken. number: bytes of an activation that
@@ -55,7 +55,7 @@ def traffic(step: Step, number: int = 4, clipped: bool = False, balanced: bool =
 
 def sent(step: Step, number: int = 4, clipped: bool = False,
          balanced: bool = True) -> Iterator[Sent]:
-    """All that a step sends: see `traffic`."""
+    """All that a step sends: see `traffic_of`."""
     yield from _products(step, number, clipped)
     for each in step.placed:
         if each.row.is_parameter or each.row.of:
@@ -94,7 +94,7 @@ def _products(step, number, clipped):
 
 
 def _is_counted(step, clipped):
-    """Whether the number of collectives along "model" is known: the compiler merges none of them."""
+    """Whether the number of collectives along "model" is known: the compiler merges none."""
     kinds = {each.flags for each in step.placed if each.flags}
     of_latents = step.sizes.get("R") and step.layout.over("BTD", "T")
     by_hand = step.layout.rules.gradients is not None
@@ -105,7 +105,7 @@ def _made(step, each, axes, times, number, counted):
     """What a product makes is a part of a sum on each device: added up, or scattered by tokens."""
     split, row = step.layout.over("BTD", "T"), each.row
     often = times * (1 + (each.in_layers and _is_made_again(step, row)))
-    parts, whole = (number * step.held(tokens + row.made) for tokens in ("BT", "BW"))
+    parts, whole = (number * step.numbers_of(tokens + row.made) for tokens in ("BT", "BW"))
     if set(axes) & set(split):
         yield Sent(row.letters, "reduce-scatter", axes, often if counted else None,
                    often * parts)
@@ -126,7 +126,7 @@ def _read(step, each, axes, times, number, count):
     """The gradient of what products read is a part of a sum; tokens are gathered for them."""
     split, row = step.layout.over("BTD", "T"), each.row
     number = 4 if row.exact else number
-    parts, whole = (number * step.held(tokens + row.summed) for tokens in ("BT", "BW"))
+    parts, whole = (number * step.numbers_of(tokens + row.summed) for tokens in ("BT", "BW"))
     if set(axes) & set(split):
         twice = 1 + (each.in_layers and step.remat != "none")
         yield Sent(row.letters, "all-gather", axes, count and count * twice, times * twice * whole)
@@ -209,7 +209,7 @@ def _context(step, number):
     plan, ways = step.plan, step.plan.context
     if ways == 1:
         return
-    keys, queries = step.held("BTGK"), number * step.held("BTHK")
+    keys, queries = step.numbers_of("BTGK"), number * step.numbers_of("BTHK")
     forward = 1 + (step.remat in ("products", "all"))  # passes, with the one that is done again
     times = in_layers(step) * step.config.layers // plan.stage
     if plan.method == "gather":  # what is gathered again serves both passes
@@ -232,7 +232,7 @@ def _stages(step, number):
     plan, m = step.plan, step.plan.microbatches
     if plan.stage == 1:
         return
-    one = number * step.held("BTD")
+    one = number * step.numbers_of("BTD")
     permutes = turns_of(plan.schedule, plan.stage, m).permutes
     yield Sent("BTD", "collective-permute", ("stage",), permutes, permutes * one)
     norm = sum(each.used for each in step.placed if each.shape == "D")
@@ -248,7 +248,7 @@ def _scalars(step, clipped):
     times = min(plan.microbatches, 2) if has_experts and plan.stage == 1 else 1
     yield Sent("loss", "all-reduce", rows, None if step.table.stacked else 1, times * 2 * 4)
     if "V" in step.sizes:
-        tokens = step.held("BW")
+        tokens = step.numbers_of("BW")
         count = plan.microbatches * 2 * -(-tokens // CHUNK)
         yield Sent("loss", "all-reduce", over("VD", "V"), count,
                    plan.microbatches * 3 * 4 * tokens)

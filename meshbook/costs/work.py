@@ -1,4 +1,4 @@
-"""FLOPs of a step: useful ones, those that a device executes, and what its units could have done."""
+"""FLOPs of a step: useful, executed by a device, and what its matrix units could have done."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ class Work(NamedTuple):
     spent: float
 
 
-def work(step: Step):
+def work_of(step: Step):
     """The Work of a Step."""
     useful = done = spent = 0.0
     for each in step.placed:

@@ -1,4 +1,5 @@
 """Tables say what models are made of: their parameters are those of the models, on any mesh."""
+import itertools
 import math
 from dataclasses import replace
 
@@ -73,7 +74,7 @@ def test_a_table_names_dimensions_and_flags_that_exist(config):
     for row in rows:
         assert set(row.shape + row.tokens + row.useful) - {"T"} <= known | {"T"}, row
         assert not row.is_product or row.summed and row.made, row
-    kept = [*table.inputs, *table.working, *(each for those in table.kept.values() for each in those)]
+    kept = [*table.inputs, *table.working, *itertools.chain(*table.kept.values())]
     assert all(set(each.letters) <= known for each in kept)
     words = {word.lstrip("-") for row in [*rows, *kept] for word in row.when.split()}
     assert words <= FLAGS

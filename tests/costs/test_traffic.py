@@ -12,8 +12,8 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 from meshbook import proofs
 from meshbook.costs.plans import Plan, rules_of
 from meshbook.costs.step import describe
-from meshbook.costs.traffic import sent, traffic
-from meshbook.costs.work import work
+from meshbook.costs.traffic import sent, traffic_of
+from meshbook.costs.work import work_of
 from meshbook.hlo import flops
 from meshbook.models import MiniGPT, MiniGPTConfig
 from meshbook.models.balanced_loss import balanced_loss
@@ -70,26 +70,26 @@ def compiled(name, rows=16):
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_and_work_are_those_of_the_program(name):
     program, mesh, step = compiled(name)
-    proofs.assert_communicates(program, mesh, traffic(step))
-    assert flops.work(program) == work(step).done
+    proofs.assert_communicates(program, mesh, traffic_of(step))
+    assert flops.work(program) == work_of(step).done
     other = describe(step.config, replace(step.plan, rules=(
         "data_parallel" if step.plan.rules != "data_parallel" else "tensor_parallel")), step.rows)
     with pytest.raises(AssertionError):
-        proofs.assert_communicates(program, mesh, traffic(other))
+        proofs.assert_communicates(program, mesh, traffic_of(other))
 
 
 def test_narrow_numbers_travel_as_two_bytes_and_sums_over_microbatches_as_four():
     plan = Plan(4, model=2, rules="tensor_parallel")
     one, two = (describe(DENSE, replace(plan, microbatches=m), 16) for m in (1, 2))
-    wide, narrow = (traffic(one, number).along("batch").bytes for number in (4, 2))
+    wide, narrow = (traffic_of(one, number).along("batch").bytes for number in (4, 2))
     assert narrow < 0.6 * wide  # but scales of norms and two numbers of the loss
-    assert traffic(two, 4).along("batch") == traffic(two, 2).along("batch")
-    assert traffic(two, 2).along("model").bytes < 0.6 * traffic(two, 4).along("model").bytes
+    assert traffic_of(two, 4).along("batch") == traffic_of(two, 2).along("batch")
+    assert traffic_of(two, 2).along("model").bytes < 0.6 * traffic_of(two, 4).along("model").bytes
 
 
 def test_everything_that_is_sent_adds_up_to_the_traffic():
     _, _, step = compiled("context and model")
     events = list(sent(step))
     assert sum(each.bytes for each in events if each.axes) == sum(
-        moved.bytes for moved in traffic(step).values())
+        moved.bytes for moved in traffic_of(step).values())
     assert {each.what for each in events} >= {"VD", "HK>D", "D>F", "keys", "loss"}
