@@ -59,6 +59,14 @@ def kept_specs(where: tuple):
     return q, k, v, q, jax.P(*sums[:3])
 
 
+def places_of(sharding: Sharding, T: int):
+    """The places in a row of its T tokens as they lie, (T,), or None where they lie in order."""
+    context = sharding.context
+    if context is None or not context.zigzagged:
+        return None
+    return context.places(T, jax.sharding.get_abstract_mesh().shape[context.axis])
+
+
 def check_tokens(config: Any, sharding: Sharding):
     """ValueError where tokens are split over an axis that does not split heads and hidden units.
 

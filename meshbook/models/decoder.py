@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Int
 
-from meshbook.models.context_attention import check_tokens
+from meshbook.models.context_attention import check_tokens, places_of
 from meshbook.models.decoder_config import DecoderConfig
 from meshbook.models.decoder_layers import DecoderLayer, RMSNorm
 from meshbook.models.heads import Angles, Sees, angles, multiplied, uniform
@@ -102,10 +102,8 @@ class Decoder(nnx.Module):
 
     def places(self, T: int):
         """The places in a row, (T,), of tokens as they lie."""
-        context = self.sharding.context
-        if context is None:
-            return jnp.arange(T)
-        return context.places(T, jax.sharding.get_abstract_mesh().shape[context.axis])
+        found = places_of(self.sharding, T)
+        return jnp.arange(T) if found is None else found
 
     def through(self, layers: Any, x_BTD: Hidden, keys: Any, turned: Angles, sees_BTs: Sees):
         """The layers of one period: (B, T, D) to (B, T, D). What each keeps, its remat says."""

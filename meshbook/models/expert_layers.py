@@ -17,6 +17,7 @@ from flax import nnx
 from jax.nn import initializers as init
 from jaxtyping import Array, Int
 
+from meshbook.models.context_attention import places_of
 from meshbook.models.heads import biases, multiplied, uniform
 from meshbook.models.text_models import Hidden
 from meshbook.parallel import routing
@@ -92,7 +93,8 @@ class Experts(nnx.Module):
         sizes, found = self.sizes, self.route(x_BTD)
         chosen = kept = found.experts_BTA
         if C := self.capacity:
-            slots_BTA = routing.slots_of(chosen, sizes.count, C, self.places(x_BTD.shape[1]))
+            slots_BTA = routing.slots_of(chosen, sizes.count, C,
+                                          places_of(self.sharding, x_BTD.shape[1]))
             y_BTD = expert_parallel(
                 self.sharding, x_BTD, slots_BTA, found.gates_BTA, self.weights, C)
             kept = slots_BTA // C
@@ -141,13 +143,6 @@ class Experts(nnx.Module):
         sizes = self.sizes
         return sizes.capacity and routing.capacity(
             sizes.capacity, self.window, sizes.active, sizes.count)
-
-    def places(self, T: int):
-        """The places in a row of T tokens, (T,), or None where they lie in the row's order."""
-        context = self.sharding.context
-        if context is None or not context.zigzagged:
-            return None
-        return context.places(T, jax.sharding.get_abstract_mesh().shape[context.axis])
 
     @property
     def weights(self):
