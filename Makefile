@@ -12,7 +12,7 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 export UV_PYTHON_DOWNLOADS := never
 
 .PHONY: help environment aot-environment start book test serve sync data bench aot aot-all \
-	test-aot ray tensorboard screenshots soak mutants generated-faults properties stranger trust links lock clean
+	test-aot ray tensorboard screenshots soak mutants generated-faults right-variants properties stranger trust links lock clean
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /make \1: /p' Makefile
 
@@ -76,6 +76,9 @@ mutants: $(VENV)/installed-$(VERSION)  ## plant faults in the package, and see w
 
 generated-faults: $(VENV)/installed-$(VERSION)  ## plant faults that a seed draws, all of them (hours), or PART=2/7
 	@$(BIN)/python -m benchmarks.generated $(PART)
+
+right-variants: $(VENV)/installed-$(VERSION)  ## rewrite the package where it is right, in a hundred ways: nothing may fail
+	@$(BIN)/python -m benchmarks.variants $(PART)
 
 LOCK = $(BIN)/uv pip compile -q --universal --python-version 3.11 --upgrade \
 	--generate-hashes --no-emit-index-url --custom-compile-command "make lock"

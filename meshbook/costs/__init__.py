@@ -1,8 +1,9 @@
 """What a training step costs, by formula: a table for each model, and sums over what it says.
 
 `tables` say what models are made of; `step.describe` puts one on a mesh, by the sharding rules of a
-`plans.Plan`; `work`, `traffic`, `memory` and `seconds` add up; `ranking` goes through all plans.
+`plans.Plan`; `work`, `traffic`, `memory`, `timeline` and `seconds` add up; `ranking`
+goes through all plans.
 """
 
-__all__ = ["devices", "memory", "places", "plans", "ranking", "seconds", "step", "tables", "tiles",
-           "traffic", "turns", "work"]
+__all__ = ["devices", "memory", "places", "plans", "ranking", "rows", "seconds", "step", "tables",
+           "tiles", "timeline", "traffic", "turns", "work"]

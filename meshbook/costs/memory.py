@@ -1,9 +1,4 @@
-"""What one device holds in a step with Adam: by what it is, from moment to moment, at the most.
-
-What layers keep for the backward pass is a stack, there whole from a loop's first turn to its last,
-and so are the gradients of layers that are one array. Layers that are no loop make and free theirs
-one by one.
-"""
+"""What one device holds in a step with Adam, by what it is, each where it is most."""
 from __future__ import annotations
 
 import functools
@@ -13,31 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from meshbook.costs import tables
+from meshbook.costs.plans import Plan
+from meshbook.costs.rows import chosen
 from meshbook.costs.step import Step
 from meshbook.costs.tiles import tiled, token_rows
 from meshbook.costs.turns import turns_of
 from meshbook.models.losses import CHUNK
 from meshbook.parallel.context import BLOCK
-
-KINDS = ("parameters", "moments", "inputs", "gathered", "gradients", "activations", "logits")
-
-
-class Moment(NamedTuple):
-    """One moment of a step: its phase, its block from 1 where it is in one, and bytes by KINDS.
-
-    phase: "forward", "loss", "backward" or "update". Block 0 is what comes before the layers. In
-    the forward pass this is what is held at the end of that part, in the backward pass and in the
-    update what is held when it begins, but for block 0, where it is what is held at its end.
-    """
-
-    phase: str
-    block: int | None
-    held: dict
-
-    @property
-    def total(self):
-        """All bytes of this moment."""
-        return sum(self.held.values())
 
 
 class Size(NamedTuple):
@@ -75,14 +52,14 @@ def size_of(step: Step, tiles: bool):
 def _bytes(rows, flags, config, layout, batch, size):
     """Bytes of Kept rows on one device, of so many rows of text or images on all."""
     total, known = 0, tables.sizes_of(config) | {"B": batch}
-    for each in tables.chosen(rows, flags):
+    for each in chosen(rows, flags):
         sizes = [-(-known[letter] // layout.devices(layout.over(each.letters, letter)))
                  for letter in each.letters]
         total += each.count * (each.bytes or size.number) * size.numbers(each.letters, sizes)
     return total
 
 
-def kept_of(step: Step, policy: str, tiles: bool = True, scores: bool = False):
+def kept_bytes(step: Step, policy: str, tiles: bool = True, scores: bool = False):
     """Bytes that a device's layers keep of a microbatch by a policy of rematerialisation.
 
     scores: whether scores count where they are computed block by block and no kernel is fused.
@@ -101,7 +78,7 @@ def layers_of(step: Step):
 
 
 class Memory(NamedTuple):
-    """Bytes of one device: see `memory_of`."""
+    """Bytes of one device: see `step_memory`."""
 
     parameters: int
     moments: int
@@ -113,7 +90,7 @@ class Memory(NamedTuple):
     logits: int
 
 
-def memory_of(step: Step, tiles: bool = True, chunk: int = CHUNK):
+def step_memory(step: Step, tiles: bool = True, chunk: int = CHUNK):
     """The Memory of a step, each where it is most.
 
     Weights that are gathered, or copied to the products' dtype, once for all microbatches, stand
@@ -141,7 +118,8 @@ def _model(plan):
     return frozenset({"model"}) if plan.model > 1 else frozenset()
 
 
-def _loops(plan):
+def loops(plan: Plan):
+    """Whether a plan's step is a loop over microbatches or turns."""
     return plan.microbatches > 1 or plan.stage > 1
 
 
@@ -149,12 +127,12 @@ def _is_scattered(step):
     """Whether gradients of layers are split over the rows as soon as a layer has made them."""
     by_hand = step.layout.rules.gradients is not None
     return step.numbers["gradients"] < step.numbers["used"] and step.plan.stage == 1 and (
-        by_hand or not _loops(step.plan)) and step.table.stacked
+        by_hand or not loops(step.plan)) and step.table.stacked
 
 
 def _gradients(step):
     """Numbers of gradients; in a loop there are those of one turn beside their sums."""
-    if not _loops(step.plan):
+    if not loops(step.plan):
         return step.numbers["gradients"]
     return 2 * step.numbers["gradients" if _is_scattered(step) else "used"]
 
@@ -167,7 +145,7 @@ def _gathered(step, size, layers):
         return size.number * sum(each.used for each in split)
     again = step.remat != "none" if rules.gradients is None else rules.regather
     used = step.numbers["used"]
-    if split and again and not _loops(plan):
+    if split and again and not loops(plan):
         inside = sum(each.used for each in step.placed if each.in_layers)
         used += inside // min(layers.values()) - inside
     return size.number * used
@@ -175,7 +153,7 @@ def _gathered(step, size, layers):
 
 def _activations(step, size, layers, fill):
     """Bytes that wait for the backward pass, of all microbatches that a schedule has begun."""
-    plan, waits = step.plan, kept_of(step, step.remat, size.tiles)
+    plan, waits = step.plan, kept_bytes(step, step.remat, size.tiles)
     if plan.stage == 1:
         return waits
     turns = turns_of(plan.schedule, plan.stage, plan.microbatches)
@@ -247,54 +225,3 @@ def _logits(step, size, chunk):
     else:
         head = sum(each.used for each in step.placed[-len(step.table.last):])
     return (step.table.logits or size.number) * size.numbers("BV", [tokens, count]) + 4 * head
-
-
-def timeline_of(step: Step, tiles: bool = True, chunk: int = CHUNK):
-    """The Moments of a step, in order."""
-    found = memory_of(step, tiles, chunk)
-    return (_of_a_loop if step.table.stacked else _block_by_block)(step, found)
-
-
-def peak_of(step: Step, tiles: bool = True, chunk: int = CHUNK):
-    """The most bytes that one device holds at once."""
-    return max(each.total for each in timeline_of(step, tiles, chunk))
-
-
-def _moment(always, phase, block=None, **more):
-    return Moment(phase, block, {kind: (always | more).get(kind, 0) for kind in KINDS})
-
-
-def _of_a_loop(step, found):
-    always = {name: getattr(found, name) for name in ("parameters", "moments", "inputs")}
-    if _loops(step.plan):
-        always["gradients"] = found.gradients
-    moment = functools.partial(_moment, always)
-    stacks = {"gathered": found.gathered, "activations": found.activations}
-    gradients = {"gradients": found.gradients}
-    work = stacks | gradients | {"activations": found.activations + found.layer}
-    L = sum(layers_of(step).values())
-    return [moment("forward", 0), *(moment("forward", i, **stacks) for i in range(1, L + 1)),
-            moment("loss", logits=found.logits, **stacks),
-            *(moment("backward", i, **work) for i in range(L, 0, -1)),
-            moment("backward", 0, **gradients), moment("update", **gradients)]
-
-
-def _block_by_block(step, found):
-    moment = functools.partial(
-        _moment, {name: getattr(found, name) for name in ("parameters", "moments", "inputs")})
-    L, number, head = step.config.layers, size_of(step, True).number, len(step.table.last)
-    parts = {"first": step.placed[:len(step.table.first)], "last": step.placed[-head:],
-             "block": [each for each in step.placed if each.in_layers]}
-    gathered = {name: number * sum(each.used for each in those if each.used != each.stored)
-                for name, those in parts.items()}
-    gradients = {name: 4 * sum(each.gradients for each in those) for name, those in parts.items()}
-    kept = found.activations // L
-    forward = [moment("forward", i, activations=i * kept,
-                      gathered=gathered["first"] + i * gathered["block"] // L)
-               for i in range(L + 1)]
-    loss = moment("loss", gathered=found.gathered, activations=L * kept, logits=found.logits)
-    backward = [moment("backward", i, gathered=found.gathered, activations=i * kept + found.layer,
-                       gradients=gradients["last"] + (L - i) * gradients["block"] // L)
-                for i in range(L, 0, -1)]
-    backward.append(moment("backward", 0, gathered=found.gathered, gradients=found.gradients))
-    return [*forward, loss, *backward, moment("update", gradients=found.gradients)]

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshbook.costs import memory
 from meshbook.costs.devices import Device
 from meshbook.costs.places import spans
 from meshbook.costs.plans import AXES, Plan
-from meshbook.costs.seconds import seconds_of
-from meshbook.costs.step import Layout, describe, layout_of
+from meshbook.costs.seconds import step_seconds
+from meshbook.costs.step import describe, layout_of
 from meshbook.costs.tables import sizes_of
+from meshbook.costs.timeline import step_peak
 
 WHOLE = ("tensor_parallel", "zero1", "fully_sharded_kept", "fully_sharded_again")
 STAGED = ("tensor_parallel", "zero1", "fully_sharded")  # weights are gathered once a step
@@ -21,7 +21,7 @@ POLICIES = ("none", "products", "attention", "all")
 SCHEDULES = ("gpipe", "lockstep", "zero_bubble")
 METHODS = ("ring", "ulysses")
 SPARE = 0.25  # of a device's memory, for gaps and for what a compiler keeps that no formula knows
-NAMES = {"B": "rows in a microbatch of a batch", "T": "tokens", "D": "embed", "F": "hidden",
+DIVIDED = {"B": "rows in a microbatch of a batch", "T": "tokens", "D": "embed", "F": "hidden",
          "H": "heads", "G": "groups", "V": "padded vocabulary", "L": "periods of layers",
          "E": "experts", "M": "hidden units of the shared expert"}
 
@@ -79,7 +79,7 @@ def impossible(config: Any, plan: Plan, rows: int):
         return f"a decoder without experts has nothing to split over {plan.expert} devices"
     sizes = sizes_of(config) | {"B": rows / plan.microbatches,
                                 "L": config.layers // getattr(config, "period", 1)}
-    for letter, name in NAMES.items():
+    for letter, name in DIVIDED.items():
         ways = max(layout.devices(layout.over(letter, letter, kind))
                    for kind in ("activations", "parameters", "moments"))
         if sizes.get(letter, 0) % ways:
@@ -119,7 +119,7 @@ def ranked(config: Any, plan: Plan, rows: int, device: Device, torus: Sequence[i
 
 def _ranked(config, plan, rows, device, place):
     step = describe(config, plan, rows)
-    return Ranked(plan, seconds_of(step, device, place), memory.peak_of(step), device)
+    return Ranked(plan, step_seconds(step, device, place), step_peak(step), device)
 
 
 def best_on(config: Any, mesh: Plan, rows: int, device: Device, torus: Sequence[int]):

@@ -12,18 +12,18 @@ from collections.abc import Mapping
 import numpy as np
 
 from meshbook.costs.devices import Device
-from meshbook.costs.memory import kept_of, memory_of, size_of
+from meshbook.costs.memory import kept_bytes, step_memory, size_of
 from meshbook.costs.step import Step
-from meshbook.costs.traffic import traffic_of
+from meshbook.costs.traffic import step_traffic
 from meshbook.costs.turns import passes_of, slots_of
-from meshbook.costs.work import work_of
+from meshbook.costs.work import step_work
 from meshbook.hlo.clock import LANES
 from meshbook.hlo.wire import wire_seconds
 
 DRAWN = 32  # steps of a vector unit for an element: 20 rounds of Threefry for four, and a test
 
 
-def moved_of(step: Step, tiles: bool = True):
+def bytes_moved(step: Step, tiles: bool = True):
     """{what: bytes} to and from the memory of one device in a step with Adam.
 
     Every array that a layer makes is written once and read once; in the backward pass it is read
@@ -37,10 +37,10 @@ def moved_of(step: Step, tiles: bool = True):
     forward, redone, backward = passes_of(plan)
     m, again, slots = plan.microbatches, redone * (step.remat != "none"), slots_of(plan)
     passes, first = (2 * slots, 0) if slots else (2 * again + 3 * backward, 2 * forward)
-    made = lambda policy: m * kept_of(step, policy, tiles, scores=True)
-    stacked = m * kept_of(step, step.remat, tiles) * forward
+    made = lambda policy: m * kept_bytes(step, policy, tiles, scores=True)
+    stacked = m * kept_bytes(step, step.remat, tiles) * forward
     if slots:
-        stacked = m * slots * memory_of(step, tiles).activations
+        stacked = m * slots * step_memory(step, tiles).activations
     can_keep = step.remat != "none" and "products" in step.table.kept
     begun = made("products" if can_keep else "none")
     logits = step.numbers_of("BTV") if "V" in step.sizes else 0
@@ -51,7 +51,7 @@ def moved_of(step: Step, tiles: bool = True):
             "logits": 4 * 4 * m * logits}
 
 
-def drawn_of(step: Step):
+def numbers_drawn(step: Step):
     """Random numbers that one device draws for dropout: those of its own rows and layers."""
     forward, redone, _ = passes_of(step.plan)
     passes = slots_of(step.plan) or forward + redone * (step.remat != "none")
@@ -60,16 +60,16 @@ def drawn_of(step: Step):
     return passes * rows * step.sizes["T"] * step.sizes["D"] * 2 * layers
 
 
-def seconds_of(step: Step, device: Device, place: Mapping[str, tuple]):
+def step_seconds(step: Step, device: Device, place: Mapping[str, tuple]):
     """{what: seconds} of a step: "products", "memory", "random", and one for each axis of the wire.
 
     place: {axis: (sizes along the dimensions of the torus, chips that share a link)}, see
     `meshbook.costs.places`.
     """
-    found = {"products": work_of(step).spent / device.flops,
-             "memory": sum(moved_of(step).values()) / device.bandwidth,
-             "random": drawn_of(step) * DRAWN / LANES / device.clock}
-    for (kind, axes), each in traffic_of(step, np.dtype(step.config.dtype).itemsize).items():
+    found = {"products": step_work(step).spent / device.flops,
+             "memory": sum(bytes_moved(step).values()) / device.bandwidth,
+             "random": numbers_drawn(step) * DRAWN / LANES / device.clock}
+    for (kind, axes), each in step_traffic(step, np.dtype(step.config.dtype).itemsize).items():
         sizes = [size for axis in axes for size in place[axis][0]]
         shared = max(place[axis][1] for axis in axes)
         time = shared * wire_seconds(kind, sizes, (0, each.bytes), device, ring=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 from meshbook.costs import tables
 from meshbook.costs.plans import Plan, rules_of
-from meshbook.costs.tables import Row, Table
+from meshbook.costs.rows import Row, Table, chosen
 from meshbook.sharding import Sharding, axes_of
 from meshbook.sharding.rules import spec_of
 
@@ -178,10 +178,10 @@ def _placed(config, layout, rows, attention):
     kinds = tables.kinds_of(config)
     kinds = [(layers, _attention(flags, attention)) for layers, flags in kinds]
     flags = tables.flags_of(config)
-    first, last = ([(row, 1, frozenset()) for row in tables.chosen(rows, flags)]
+    first, last = ([(row, 1, frozenset()) for row in chosen(rows, flags)]
                    for rows in (table.first, table.last))
     inside = [(row, layers, frozenset(flags)) for layers, flags in kinds
-              for row in tables.chosen(table.layer, flags)]
+              for row in chosen(table.layer, flags)]
     periods = min(layers for layers, _ in kinds) if table.stacked else 1
     return tuple(_place(layout, sizes, periods, *one) for one in (*first, *inside, *last))
 

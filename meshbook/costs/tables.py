@@ -1,116 +1,23 @@
 """What models are made of: parameters, products, and what a layer keeps for the backward pass.
 
-A Table has rows of letters. "D>HK" is a product that sums over D and makes H and K, and a matrix of
-these three; letters on both sides are those of a batch of products ("ED>EF"). ">D" is a vector. The
-letters are dimensions: B rows of a batch, T tokens as they lie between products, W tokens as a
+The letters are dimensions: B rows of a batch, T tokens as they lie between products, W tokens as a
 product sees them (whole, where T is split over "model"), U tokens whose keys a query meets, D
-embed, F hidden, H heads, K head size, G groups of heads, R latent, P rotary part, V vocabulary,
-X numbers of a patch, N patches, C classes (of an image, or of a router), E experts, A experts of a
-token, Z slots of an expert for a row, M hidden units of the expert that all tokens share.
-
-`when` names flags of a layer, all of which must be set, or not set where a "-" stands before.
-The page of the calculator reads the same tables as JSON.
+embed, F hidden, H heads, K head size, G groups of heads, R latent, P rotary part, V vocabulary, O
+tokens that exist, X numbers of a patch, N patches, C classes (of an image, or of a router), E
+experts, A experts of a token, Z slots of an expert for a row, M hidden units of the expert that all
+tokens share. Flags are those of `flags_of` and `kinds_of`; "blocks" and "fused" say how attention
+is done, "model" that an axis splits heads. The page of the calculator reads the same tables.
 """
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from meshbook.costs.rows import Kept, Row, Table
 from meshbook.models.decoder_config import DecoderConfig
 from meshbook.models.minigpt import MiniGPTConfig
 from meshbook.models.vit import ViTConfig
 from meshbook.parallel import routing
-
-
-@dataclass(frozen=True)
-class Row:
-    """A parameter, or a product, or both.
-
-    letters: "what it sums over > what it makes". count: matrices or vectors of this shape that are
-    one array, and one more where the flag `and_one_if` is set. when: flags. tokens: the dimensions
-    over which a product is repeated; useful: all letters of its useful part, where that differs.
-    again: the policies of rematerialisation under which the product is computed once more, a policy
-    twice for two times. reads: the name of what it reads: products that read the same send one
-    gradient back, and names with the same word before a "/" send theirs together. gradients:
-    products of the backward pass, 1 where what is read has no gradient. backward: whether a
-    parameter that was gathered is needed to go back: "always", "again" where the layer is computed
-    again, or "never". inside: letters of the product into whose sum a bias goes. exact: whether it
-    is used in float32 whatever the dtype of products. of: the shape of a parameter that has a row
-    of its own and is used here once more. travels: whether its gradient travels alone.
-    """
-
-    letters: str
-    count: int = 1
-    when: str = ""
-    and_one_if: str = ""
-    tokens: str = "BT"
-    useful: str = ""
-    again: str = "attention all"
-    reads: str = ""
-    gradients: int = 2
-    backward: str = "always"
-    inside: str = ""
-    exact: bool = False
-    of: str = ""
-    travels: bool = True
-    is_parameter: bool = True
-    is_product: bool = True
-
-    @functools.cached_property
-    def summed(self):
-        """The letters that a product sums over."""
-        before, _, made = self.letters.partition(">")
-        return "".join(letter for letter in before if letter not in made)
-
-    @functools.cached_property
-    def made(self):
-        """The letters that it makes of those."""
-        before, _, made = self.letters.partition(">")
-        return "".join(letter for letter in made if letter not in before)
-
-    @functools.cached_property
-    def shape(self):
-        """The letters of the parameter, each once; of another row's, as they stand there."""
-        return self.of or "".join(dict.fromkeys(self.letters.replace(">", "")))
-
-    def number(self, flags: Set[str]):
-        """How many arrays of this shape lie in one, in a layer with these flags."""
-        return self.count + (self.and_one_if in flags)
-
-
-@dataclass(frozen=True)
-class Kept:
-    """An array that a layer keeps for the backward pass; bytes: of a number, 0 for its dtype's."""
-
-    letters: str
-    count: int = 1
-    bytes: int = 0
-    when: str = ""
-
-
-@dataclass(frozen=True)
-class Table:
-    """A model: rows of what comes before its layers, of a layer, and of what comes after them.
-
-    dims: {letter: fields of the config and numbers, multiplied; "a|b" is a, or b where a is 0}.
-    inputs: what a step is given; kept: what a layer keeps for the backward pass, by policy of
-    rematerialisation; working: what is there at once where a layer that was computed again goes
-    back. logits: bytes of one of them where their loss is computed, 0 for those of the dtype.
-    stacked: whether the layers of a kind are one array, and a loop; else each is on its own, and
-    the compiler sums all gradients at once.
-    """
-
-    dims: Mapping[str, str]
-    first: tuple[Row, ...]
-    layer: tuple[Row, ...]
-    last: tuple[Row, ...]
-    inputs: tuple[Kept, ...]
-    kept: Mapping[str, tuple[Kept, ...]]
-    working: tuple[Kept, ...] = ()
-    logits: int = 0
-    stacked: bool = False
 
 
 def vector(letters: str, count: int = 1, when: str = "", backward: str = "again", **more: Any):
@@ -122,7 +29,7 @@ SCALE = vector("D", backward="always", exact=True)
 SHIFT = vector("D", exact=True)
 
 
-def attention(inside: str):
+def scores_and_values(inside: str):
     """The products of scores and values, of which each head has its own.
 
     Row by row scores are computed again whatever is kept, and twice where the whole layer is. What
@@ -143,7 +50,7 @@ def attention(inside: str):
 
 PLAIN = (  # the layer of the ViT and of MiniGPT
     SCALE, SCALE, SHIFT, SHIFT,
-    Row("D>SHK", reads="attention"), vector("SHK"), *attention("heads"),
+    Row("D>SHK", reads="attention"), vector("SHK"), *scores_and_values("heads"),
     Row("HK>D"), vector("D"),
     Row("D>F", reads="MLP"), vector("F"), Row("F>D", again=""), vector("D", backward="never"))
 PLAIN_KEPT = (
@@ -219,7 +126,7 @@ DECODER = Table(
           Row("D>V", is_parameter=False, of="VD", useful="BTDO", reads="head")),
     inputs=IDS,
     layer=(SCALE, SCALE, replace(SHIFT, when="bias"), replace(SHIFT, when="bias"),
-           *HEADS, *LATENT, *attention("latent"), Row("HK>D"), vector("D", when="bias"),
+           *HEADS, *LATENT, *scores_and_values("latent"), Row("HK>D"), vector("D", when="bias"),
            *MLP, *EXPERTS),
     kept={
         "all": (Kept("BTD"),),
@@ -295,9 +202,3 @@ def kinds_of(config: Any):
     if period == 1:
         return [(periods, last | turned)]
     return [(periods * (period - 1), own | {"dense"} | turned), (periods, last)]
-
-
-def chosen(rows: Iterable[Any], flags: Set[str]):
-    """The rows whose `when` holds for these flags."""
-    holds = lambda word: word[1:] not in flags if word[0] == "-" else word in flags
-    return [row for row in rows if all(map(holds, row.when.split()))]

@@ -33,7 +33,7 @@ class Sent(NamedTuple):
     bytes: float
 
 
-def traffic_of(step: Step, number: int = 4, clipped: bool = False, balanced: bool = True):
+def step_traffic(step: Step, number: int = 4, clipped: bool = False, balanced: bool = True):
     """The Traffic of a Step: (kind, axes): Moved(count or None, result bytes).
 
     Of conditionals those branches count that are taken. number: bytes of an activation that
@@ -55,7 +55,7 @@ def traffic_of(step: Step, number: int = 4, clipped: bool = False, balanced: boo
 
 def sent(step: Step, number: int = 4, clipped: bool = False,
          balanced: bool = True) -> Iterator[Sent]:
-    """All that a step sends: see `traffic_of`."""
+    """All that a step sends: see `step_traffic`."""
     yield from _products(step, number, clipped)
     for each in step.placed:
         if each.row.is_parameter or each.row.of:

@@ -19,7 +19,7 @@ class Work(NamedTuple):
     spent: float
 
 
-def work_of(step: Step):
+def step_work(step: Step):
     """The Work of a Step."""
     useful = done = spent = 0.0
     for each in step.placed:

@@ -13,10 +13,10 @@ from meshbook.costs.plans import AXES, Plan
 from meshbook.costs.ranking import (
     METHODS, POLICIES, SCHEDULES, STAGED, WHOLE, best_on, impossible, meshes, plans_on, rank, ranked
 )
-from meshbook.costs.seconds import drawn_of, moved_of, seconds_of
+from meshbook.costs.seconds import numbers_drawn, bytes_moved, step_seconds
 from meshbook.costs.step import describe
 from meshbook.costs.turns import passes_of, turns_of
-from meshbook.costs.work import work_of
+from meshbook.costs.work import step_work
 from meshbook.drawing.schedules import facts
 from meshbook.models.decoder import DecoderConfig
 from meshbook.models.expert_layers import JAXFORMER, ExpertSizes
@@ -99,9 +99,10 @@ def test_a_step_is_slower_with_a_bubble_with_wire_and_with_what_is_made_again():
     assert products["kept"] < products[""] and products["no stages"] < products[""]
     assert steps["kept"].peak > steps[""].peak and "stage" not in steps["no stages"].seconds
     one, two = (describe(BIG, each.plan, 256) for each in (steps[""], steps["no stages"]))
-    assert drawn_of(one) / drawn_of(two) == pytest.approx(17 / 16)  # half the layers, twice the rows
-    assert drawn_of(describe(DENSE, SOURCE, 256)) == 0
-    assert moved_of(one)["activations"] > moved_of(one)["weights"] > 0
+    drawn = numbers_drawn(one) / numbers_drawn(two)  # half the layers, of twice the rows
+    assert drawn == pytest.approx(17 / 16)
+    assert numbers_drawn(describe(DENSE, SOURCE, 256)) == 0
+    assert bytes_moved(one)["activations"] > bytes_moved(one)["weights"] > 0
 
 
 @pytest.mark.parametrize("p, m", ((2, 2), (4, 8), (8, 3)))
@@ -116,7 +117,7 @@ def test_lockstep_takes_as_long_as_its_ticks(p, m):
 def test_a_shared_link_takes_longer():
     place, step = spans(TORUS, SOURCE.sizes), describe(BIG, SOURCE, 256)
     assert place["batch"] == ((2, 4), 2) and place["model"] == ((2,), 1)
-    shared, alone = (seconds_of(step, V4, each)["batch"]
+    shared, alone = (step_seconds(step, V4, each)["batch"]
                      for each in (place, place | {"batch": ((2, 4), 1)}))
     assert shared == 2 * alone
 
@@ -126,13 +127,13 @@ def test_narrow_heads_fill_a_part_of_a_matrix_unit():
     for heads, factor in ((4, 1), (8, 2), (16, 4)):
         step = describe(replace(wide, heads=heads), Plan(rules="data_parallel"), 8)
         narrow = sum(3 * each.flops for each in step.placed if "U" in each.row.letters)
-        assert work_of(step).spent - work_of(step).done == pytest.approx((factor - 1) * narrow)
+        assert step_work(step).spent - step_work(step).done == pytest.approx((factor - 1) * narrow)
 
 
 def test_what_does_not_change_the_work_changes_no_flops():
     plans = [replace(SOURCE, stage=1, batch=16, microbatches=m, rules=rules) for m in (1, 2, 4)
              for rules in ("zero1", "fully_sharded_kept", "tensor_parallel")]
-    assert len({work_of(describe(BIG, plan, 256)) for plan in plans}) == 1
+    assert len({step_work(describe(BIG, plan, 256)) for plan in plans}) == 1
     assert dataclasses.asdict(plans[0])["remat"] == "all"
 
 

@@ -1,6 +1,6 @@
 """The formulas of `meshbook.planning` that the tables replace: equal on thousands of points.
 
-Exceptions are listed, each with a compiled program on the side of the tables (test_traffic.py).
+Exceptions are listed, each with a compiled program on the side of the tables (test_step_traffic).
 """
 import dataclasses
 import itertools
@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from meshbook.costs.memory import peak_of, timeline_of
 from meshbook.costs.plans import PRESETS, Plan
 from meshbook.costs.ranking import impossible
 from meshbook.costs.step import describe
-from meshbook.costs.traffic import traffic_of
-from meshbook.costs.work import work_of
+from meshbook.costs.timeline import step_peak, step_timeline
+from meshbook.costs.traffic import step_traffic
+from meshbook.costs.work import step_work
 from meshbook.models import MiniGPTConfig, ViTConfig
 from meshbook.models.decoder import DecoderConfig
 from meshbook.models.expert_layers import ExpertSizes
@@ -56,12 +56,12 @@ def test_traffic_of_the_vit_and_minigpt(clipped):
         if parts:
             old["all-gather", ("batch",)] = costs.Moved(
                 10 * GPT.layers + 3, costs.step_gathers(costs.gpt_parameters, GPT, mesh))
-        assert not differs(traffic_of(describe(GPT, plan, 16), clipped=clipped), old)
+        assert not differs(step_traffic(describe(GPT, plan, 16), clipped=clipped), old)
         old = costs.vit_step_traffic(VIT, mesh, 16)
         if parts:
             old["all-gather", ("batch",)] = costs.Moved(
                 10 * VIT.layers + 7, costs.step_gathers(costs.vit_parameters, VIT, mesh))
-        assert not differs(traffic_of(describe(VIT, plan, 16)), old)
+        assert not differs(step_traffic(describe(VIT, plan, 16)), old)
 
 
 def test_traffic_and_work_of_the_decoder():
@@ -72,10 +72,10 @@ def test_traffic_and_work_of_the_decoder():
         config = replace(config, remat=remat)
         step = describe(config, Plan(rows, model=ways, rules=rules), 16)
         points += 1
-        assert not differs(traffic_of(step, clipped=clipped), decoder_costs.decoder_step_traffic(
+        assert not differs(step_traffic(step, clipped=clipped), decoder_costs.decoder_step_traffic(
             config, mesh_of(rows, ways), 16, rules, clipped)), (step.plan, config)
         useful, factor = decoder_costs.decoder_step_flops(config, 16, ways, rules)
-        done, found = useful * factor / (rows * ways), work_of(step)
+        done, found = useful * factor / (rows * ways), step_work(step)
         assert found.useful == pytest.approx(useful / (rows * ways), rel=1e-12)
         if found.done != pytest.approx(done, rel=1e-12):
             apart[rules, bool(config.latent), ways > 1] += 1
@@ -88,19 +88,19 @@ def test_traffic_of_experts_stages_and_contexts():
     for (rows, ways), remat in itertools.product(TWO, ("none", "products", "attention", "all")):
         config = replace(ROUTED, remat=remat)
         step = describe(config, Plan(rows, expert=ways, rules="data_parallel"), 16)
-        assert not differs(traffic_of(step, balanced=False), expert_steps.expert_step_traffic(
+        assert not differs(step_traffic(step, balanced=False), expert_steps.expert_step_traffic(
             config, {"batch": rows, "expert": ways}, 16))
         for method in context_costs.METHODS:
             config = replace(GROUPS, remat=remat)
             plan = Plan(rows, context=ways, rules="data_parallel", method=method)
-            assert not differs(traffic_of(describe(config, plan, 16)),
+            assert not differs(step_traffic(describe(config, plan, 16)),
                                context_costs.context_step_traffic(
                                    config, {"batch": rows, "context": ways}, 16, method))
     for (rows, stages), schedule, config in itertools.product(
             TWO, pipeline_costs.SCHEDULES, (DENSE, GROUPS)):
         config = replace(config, vocabulary=512)
         plan = Plan(rows, stage=stages, rules="data_parallel", schedule=schedule, microbatches=4)
-        assert not differs(traffic_of(describe(config, plan, 16)),
+        assert not differs(step_traffic(describe(config, plan, 16)),
                            pipeline_costs.pipeline_step_traffic(
                                config, {"batch": rows, "stage": stages}, 16, schedule, 4))
 
@@ -113,9 +113,10 @@ def test_plans_on_every_mesh_of_eight_devices():
             if mesh.context > 1 or impossible(config, plan, 64):
                 continue
             step, points = describe(config, plan, 64), points + 1
-            assert work_of(step) == pytest.approx(mesh_steps.plan_work(config, old, 64), rel=1e-12)
+            work = mesh_steps.plan_work(config, old, 64)
+            assert step_work(step) == pytest.approx(work, rel=1e-12)
             assert step.numbers["stored"] == mesh_costs.own_parameters(config, old)
-            assert not differs(traffic_of(step), mesh_costs.plan_traffic(config, old, 64), False)
+            assert not differs(step_traffic(step), mesh_costs.plan_traffic(config, old, 64), False)
     assert points > 400
 
 
@@ -125,7 +126,7 @@ def test_memory_of_the_vit_and_minigpt_from_moment_to_moment(config):
     for ways, rows, batch, remat in itertools.product((1, 2, 4), (1, 8), (8, 512), ("none", "all")):
         rules = "fully_sharded" if rows > 1 else "tensor_parallel"
         step = describe(config, Plan(rows, model=ways, rules=rules, remat=remat), batch * rows)
-        assert [(each.phase, each.block, each.held) for each in timeline_of(step)] == [
+        assert [(each.phase, each.block, each.held) for each in step_timeline(step)] == [
             tuple(each) for each in memory_timeline(config, batch, ways, rows, remat == "all")]
         if remat == "none":
-            assert peak_of(step) == costs.step_peak(of(config, batch, ways, rows))
+            assert step_peak(step) == costs.step_peak(of(config, batch, ways, rows))

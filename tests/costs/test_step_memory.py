@@ -6,9 +6,10 @@ import pytest
 from recorded_steps import recorded_steps
 
 from meshbook.costs.devices import GIB
-from meshbook.costs.memory import KINDS, memory_of, peak_of, timeline_of
+from meshbook.costs.memory import step_memory
 from meshbook.costs.plans import Plan
 from meshbook.costs.step import describe
+from meshbook.costs.timeline import KINDS, step_peak, step_timeline
 from meshbook.models import ViTConfig
 from meshbook.models.decoder import DecoderConfig
 
@@ -31,7 +32,7 @@ DENSE = DecoderConfig(512, tokens=64, embed=32, hidden=64, heads=8, layers=6)
 
 
 def test_nine_of_ten_programs_above_one_gib_are_within_a_tenth():
-    errors = {name: step and peak_of(step, chunk=chunk) / found.held - 1
+    errors = {name: step and step_peak(step, chunk=chunk) / found.held - 1
               for name, step, chunk, found in LARGE}
     apart = {name for name, error in errors.items() if error is None or abs(error) > 0.1}
     assert apart <= APART.keys(), {name: errors[name] for name in apart - APART.keys()}
@@ -43,7 +44,7 @@ def test_nine_of_ten_programs_above_one_gib_are_within_a_tenth():
 def test_a_formula_for_another_plan_is_further_off():
     """The same programs without what their plans say: no policy, no parts, no stages."""
     def off(change):
-        found = [abs(peak_of(describe(step.config, replace(step.plan, **change), step.rows,
+        found = [abs(step_peak(describe(step.config, replace(step.plan, **change), step.rows,
                                    step.layout.rules if "rules" not in change else None),
                           chunk=chunk) / got.held - 1) > 0.1
                  for name, step, chunk, got in LARGE if step and step.table.stacked]
@@ -58,8 +59,8 @@ def test_a_formula_for_another_plan_is_further_off():
 @pytest.mark.parametrize("remat", ["none", "all"])
 def test_the_top_of_the_timeline_is_the_peak_and_each_kind_is_as_large_somewhere(plan, remat):
     step = describe(DENSE, replace(plan, remat=remat), 64)
-    moments, found = timeline_of(step), memory_of(step)
-    assert max(moment.total for moment in moments) == peak_of(step)
+    moments, found = step_timeline(step), step_memory(step)
+    assert max(moment.total for moment in moments) == step_peak(step)
     most = {kind: max(moment.held[kind] for moment in moments) for kind in KINDS}
     assert most == {kind: getattr(found, kind) + (found.layer if kind == "activations" else 0)
                     for kind in KINDS}
@@ -69,14 +70,14 @@ def test_the_top_of_the_timeline_is_the_peak_and_each_kind_is_as_large_somewhere
 
 def test_tiles_are_those_of_a_tpu_and_a_gpu_has_none():
     step = describe(ViTConfig(), Plan(8, rules="data_parallel"), 512)
-    with_tiles, without = (memory_of(step, tiles) for tiles in (True, False))
+    with_tiles, without = (step_memory(step, tiles) for tiles in (True, False))
     assert with_tiles.activations > 1.3 * without.activations  # 65 tokens in tiles of 128
     assert with_tiles.parameters == without.parameters
 
 
 def test_fused_attention_keeps_no_scores():
     config = replace(DENSE, tokens=2048, dtype=jnp.bfloat16)
-    found = {kind: memory_of(describe(config, Plan(rules="data_parallel", attention=kind), 8),
+    found = {kind: step_memory(describe(config, Plan(rules="data_parallel", attention=kind), 8),
                         tiles=False).activations for kind in ("scores", "rows", "fused")}
     scores = config.layers * 8 * 8 * 2048**2 * (4 + 2)
     sums = config.layers * 8 * 8 * 2048 * 4
@@ -85,11 +86,11 @@ def test_fused_attention_keeps_no_scores():
 
 
 def test_what_moves_into_other_devices_is_held_there():
-    whole = memory_of(describe(DENSE, Plan(rules="data_parallel"), 64))
+    whole = step_memory(describe(DENSE, Plan(rules="data_parallel"), 64))
     for plan, parts in ((Plan(8, rules="data_parallel"), 8),
                         (Plan(2, context=4, rules="data_parallel", attention="rows"), 8)):
-        other = memory_of(describe(replace(DENSE, by_row=True), plan, 64), tiles=False)
-        one = memory_of(describe(replace(DENSE, by_row=True), Plan(rules="data_parallel"), 64),
+        other = step_memory(describe(replace(DENSE, by_row=True), plan, 64), tiles=False)
+        one = step_memory(describe(replace(DENSE, by_row=True), Plan(rules="data_parallel"), 64),
                    tiles=False)
         assert other.activations == one.activations // parts
         assert other.parameters == whole.parameters

@@ -12,8 +12,8 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 from meshbook import proofs
 from meshbook.costs.plans import Plan, rules_of
 from meshbook.costs.step import describe
-from meshbook.costs.traffic import sent, traffic_of
-from meshbook.costs.work import work_of
+from meshbook.costs.traffic import sent, step_traffic
+from meshbook.costs.work import step_work
 from meshbook.hlo import flops
 from meshbook.models import MiniGPT, MiniGPTConfig
 from meshbook.models.balanced_loss import balanced_loss
@@ -70,26 +70,27 @@ def compiled(name, rows=16):
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_and_work_are_those_of_the_program(name):
     program, mesh, step = compiled(name)
-    proofs.assert_communicates(program, mesh, traffic_of(step))
-    assert flops.work(program) == work_of(step).done
+    proofs.assert_communicates(program, mesh, step_traffic(step))
+    assert flops.work(program) == step_work(step).done
     other = describe(step.config, replace(step.plan, rules=(
         "data_parallel" if step.plan.rules != "data_parallel" else "tensor_parallel")), step.rows)
     with pytest.raises(AssertionError):
-        proofs.assert_communicates(program, mesh, traffic_of(other))
+        proofs.assert_communicates(program, mesh, step_traffic(other))
 
 
 def test_narrow_numbers_travel_as_two_bytes_and_sums_over_microbatches_as_four():
     plan = Plan(4, model=2, rules="tensor_parallel")
     one, two = (describe(DENSE, replace(plan, microbatches=m), 16) for m in (1, 2))
-    wide, narrow = (traffic_of(one, number).along("batch").bytes for number in (4, 2))
+    wide, narrow = (step_traffic(one, number).along("batch").bytes for number in (4, 2))
     assert narrow < 0.6 * wide  # but scales of norms and two numbers of the loss
-    assert traffic_of(two, 4).along("batch") == traffic_of(two, 2).along("batch")
-    assert traffic_of(two, 2).along("model").bytes < 0.6 * traffic_of(two, 4).along("model").bytes
+    assert step_traffic(two, 4).along("batch") == step_traffic(two, 2).along("batch")
+    wide, narrow = (step_traffic(two, number).along("model").bytes for number in (4, 2))
+    assert narrow < 0.6 * wide
 
 
 def test_everything_that_is_sent_adds_up_to_the_traffic():
     _, _, step = compiled("context and model")
     events = list(sent(step))
     assert sum(each.bytes for each in events if each.axes) == sum(
-        moved.bytes for moved in traffic_of(step).values())
+        moved.bytes for moved in step_traffic(step).values())
     assert {each.what for each in events} >= {"VD", "HK>D", "D>F", "keys", "loss"}
