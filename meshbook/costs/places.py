@@ -1,7 +1,6 @@
 """Where a mesh's axes lie on a torus of chips, as JAX lays them, without a TPU or its compiler."""
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
