@@ -12,8 +12,9 @@ from meshbook.costs.places import spans
 from meshbook.costs.plans import AXES, Plan
 from meshbook.costs.seconds import step_seconds
 from meshbook.costs.step import describe, layout_of
-from meshbook.costs.tables import sizes_of
+from meshbook.costs.tables import sizes_of, table_of
 from meshbook.costs.timeline import step_peak
+from meshbook.models.decoder_config import DecoderConfig
 
 WHOLE = ("tensor_parallel", "zero1", "fully_sharded_kept", "fully_sharded_again")
 STAGED = ("tensor_parallel", "zero1", "fully_sharded")  # weights are gathered once a step
@@ -24,6 +25,10 @@ SPARE = 0.25  # of a device's memory, for gaps and for what a compiler keeps tha
 DIVIDED = {"B": "rows in a microbatch of a batch", "T": "tokens", "D": "embed", "F": "hidden",
          "H": "heads", "G": "groups", "V": "padded vocabulary", "L": "periods of layers",
          "E": "experts", "M": "hidden units of the shared expert"}
+
+
+class Impossible(ValueError):
+    """No plan on a mesh is possible."""
 
 
 @dataclass(frozen=True)
@@ -84,16 +89,23 @@ def impossible(config: Any, plan: Plan, rows: int):
                    for kind in ("activations", "parameters", "moments"))
         if sizes.get(letter, 0) % ways:
             return f"{name}={sizes[letter]:g} does not divide over {ways} devices"
+    policies, remat = table_of(config).kept, plan.remat or getattr(config, "remat", "none")
+    if remat not in policies:
+        return f"remat is one of {', '.join(policies)}; found {remat}"
+    if e is not None and not e.capacity:
+        return "what dropless experts do depends on the tokens: expected a capacity above 0"
+    if plan.stage * plan.context > 1 and not isinstance(config, DecoderConfig):
+        return "stages and a context have programs for the decoder only"
     if plan.stage > 1:
-        return _in_stages(plan)
+        return _in_stages(plan, remat)
     return _with_context(config, plan) if plan.context > 1 else ""
 
 
-def _in_stages(plan):
+def _in_stages(plan, remat):
     if plan.context > 1:
         return "a context in stages has no program here"
-    if plan.schedule != "gpipe" and plan.remat != "none":
-        return f"{plan.schedule} keeps what it needs: expected remat none, found {plan.remat}"
+    if plan.schedule != "gpipe" and remat != "none":
+        return f"{plan.schedule} keeps what it needs: expected remat none, found {remat}"
     if plan.schedule == "zero_bubble" and plan.microbatches < plan.stage:
         return (f"zero_bubble needs a microbatch for each of {plan.stage} stages; found "
                 f"{plan.microbatches}")
@@ -101,10 +113,10 @@ def _in_stages(plan):
 
 
 def _with_context(config, plan):
-    if getattr(config, "latent", 0):
+    if config.latent:
         return (f"attention over a context is for keys and values of heads; found "
                 f"latent={config.latent}")
-    if getattr(config, "experts", None):
+    if config.experts:
         return "experts beside a context have no program here: their slots are of whole rows"
     ways, groups = plan.context * plan.model, config.groups or config.heads
     if plan.method == "ulysses" and groups % ways:
@@ -125,12 +137,12 @@ def _ranked(config, plan, rows, device, place):
 def best_on(config: Any, mesh: Plan, rows: int, device: Device, torus: Sequence[int]):
     """The Ranked of the fastest plan on a mesh that fits, of the smallest if none does.
 
-    Raises ValueError, with the sentence of `impossible`, where no plan is possible.
+    Raises Impossible, with the sentence of `impossible`, where no plan is possible.
     """
     plans = list(plans_on(mesh, rows))
     possible = [plan for plan in plans if not impossible(config, plan, rows)]
     if not possible:
-        raise ValueError(impossible(config, plans[0], rows))
+        raise Impossible(impossible(config, plans[0], rows))
     place = spans(torus, mesh.sizes)
     found = [_ranked(config, plan, rows, device, place) for plan in possible]
     fitting = [each for each in found if each.fits]
@@ -148,6 +160,6 @@ def rank(config: Any, rows: int, device: Device, torus: Sequence[int]):
     for mesh in meshes(math.prod(torus)):
         try:
             found.append(best_on(config, mesh, rows, device, torus))
-        except ValueError as error:
+        except Impossible as error:
             refused[mesh] = str(error)
     return sorted(found, key=lambda each: (not each.fits, each.step)), refused

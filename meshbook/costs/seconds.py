@@ -64,11 +64,14 @@ def step_seconds(step: Step, device: Device, place: Mapping[str, tuple]):
     """{what: seconds} of a step: "products", "memory", "random", and one for each axis of the wire.
 
     place: {axis: (sizes along the dimensions of the torus, chips that share a link)}, see
-    `meshbook.costs.places`.
+    `meshbook.costs.places`. Raises ValueError for dropout on a device whose clock is not known.
     """
+    cycles = numbers_drawn(step) * DRAWN / LANES
+    if cycles and not device.clock:
+        raise ValueError(f"how long random numbers of dropout take on {device.name} is not known")
     found = {"products": step_work(step).spent / device.flops,
              "memory": sum(bytes_moved(step).values()) / device.bandwidth,
-             "random": numbers_drawn(step) * DRAWN / LANES / device.clock}
+             "random": cycles and cycles / device.clock}
     for (kind, axes), each in step_traffic(step, np.dtype(step.config.dtype).itemsize).items():
         sizes = [size for axis in axes for size in place[axis][0]]
         shared = max(place[axis][1] for axis in axes)

@@ -13,6 +13,9 @@ from meshbook.costs.rows import Row, Table, chosen
 from meshbook.sharding import Sharding, axes_of
 from meshbook.sharding.rules import spec_of
 
+ATTENTION = {  # flags of a layer by the kind of its attention
+    "scores": {"scores"}, "rows": set(), "blocks": {"blocks"}, "fused": {"blocks", "fused"}}
+
 
 class Layout:
     """Where arrays lie: sharding rules on a mesh {axis: devices}."""
@@ -49,7 +52,7 @@ class Layout:
 
 
 @functools.cache
-def _of_all_letters(rules):
+def of_all_letters(rules: Sharding):
     """The rules with the letters of `tables`, some of which follow others."""
     known = rules.activations
     whole = tuple(axis for axis in axes_of(known["T"]) if axis != "model")
@@ -59,7 +62,7 @@ def _of_all_letters(rules):
 
 @functools.cache
 def _named(rules, letters, kind):
-    rules = _of_all_letters(rules)
+    rules = of_all_letters(rules)
     chosen = dict(rules.activations if kind == "activations" else rules.parameters)
     if kind in ("gradients", "moments"):
         chosen |= dict(getattr(rules, kind) or {})
@@ -148,9 +151,9 @@ def _attention(flags, attention):
     """The flags of a layer with another kind of attention than the config's."""
     if not attention:
         return flags
-    known = {"scores": {"scores"}, "rows": set(), "blocks": {"blocks"},
-             "fused": {"blocks", "fused"}}
-    return flags - {"scores"} | known[attention]
+    if attention not in ATTENTION:
+        raise ValueError(f"attention is one of {', '.join(ATTENTION)}; found {attention!r}")
+    return flags - {"scores"} | ATTENTION[attention]
 
 
 def layout_of(plan: Plan):
@@ -165,9 +168,16 @@ def _layout(rules, sizes, method):
 
 
 def describe(config: Any, plan: Plan, rows: int, rules: Sharding | None = None):
-    """The Step of a model by a plan; rules: in the place of the plan's own."""
+    """The Step of a model by a plan; rules: in the place of the plan's own.
+
+    Raises TypeError for a config without a table, and ValueError for a policy of rematerialisation,
+    or a kind of attention, that there is not.
+    """
+    table, remat = tables.table_of(config), plan.remat
+    if remat and remat not in table.kept:
+        raise ValueError(f"remat is one of {', '.join(table.kept)}; found {remat!r}")
     layout = Layout(rules, plan.sizes) if rules else layout_of(plan)
-    return Step(config, plan, rows, tables.table_of(config), layout, tables.sizes_of(config),
+    return Step(config, plan, rows, table, layout, tables.sizes_of(config),
                 _placed(config, layout, rows, plan.attention or "blocks" * (plan.context > 1)))
 
 
@@ -201,3 +211,11 @@ def _place(layout, sizes, periods, row, layers, flags):
         numbers("parameters"), numbers("gradients"), numbers("moments"),
         flops * size(letters) / layout.parts(letters),
         flops * size(row.useful or letters) / devices)
+
+
+def check_slots(step: Step):
+    """ValueError for experts without a capacity: what they do depends on the tokens."""
+    experts = getattr(step.config, "experts", None)
+    if experts is not None and not experts.capacity:
+        raise ValueError("what dropless experts do depends on the tokens: expected a capacity "
+                         "above 0")

@@ -193,10 +193,13 @@ def flags_of(config: Any):
 
 
 def kinds_of(config: Any):
-    """[(how many layers, their flags)]: the last of a period has no positions, and the experts."""
+    """[(how many layers, their flags)]: the last of a period has no positions, and the experts.
+
+    "positions" sets the kinds apart, also where nothing else does.
+    """
     flags, period = flags_of(config), getattr(config, "period", 1)
     own = flags - {"shared", "biased"}
-    turned = {"turned"} if getattr(config, "rotary", 0) else set()
+    turned = {"positions"} | ({"turned"} if getattr(config, "rotary", 0) else set())
     last = flags | {"experts"} if getattr(config, "experts", None) else own | {"dense"}
     periods = config.layers // period
     if period == 1:

@@ -65,8 +65,9 @@ def _of_a_loop(step, found):
 
 
 def _block_by_block(step, found):
-    moment = partial(
-        _moment, {name: getattr(found, name) for name in ("parameters", "moments", "inputs")})
+    sums = found.gradients // 2 if loops(step.plan) else 0  # of all microbatches
+    moment = partial(_moment, {"gradients": sums} | {
+        name: getattr(found, name) for name in ("parameters", "moments", "inputs")})
     L, number, head = step.config.layers, size_of(step, True).number, len(step.table.last)
     parts = {"first": step.placed[:len(step.table.first)], "last": step.placed[-head:],
              "block": [each for each in step.placed if each.in_layers]}
@@ -79,7 +80,7 @@ def _block_by_block(step, found):
                for i in range(L + 1)]
     loss = moment("loss", gathered=found.gathered, activations=L * kept, logits=found.logits)
     backward = [moment("backward", i, gathered=found.gathered, activations=i * kept + found.layer,
-                       gradients=gradients["last"] + (L - i) * gradients["block"] // L)
+                       gradients=sums + gradients["last"] + (L - i) * gradients["block"] // L)
                 for i in range(L, 0, -1)]
     backward.append(moment("backward", 0, gathered=found.gathered, gradients=found.gradients))
     return [*forward, loss, *backward, moment("update", gradients=found.gradients)]

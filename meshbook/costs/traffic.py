@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from meshbook.costs.step import Step
+from meshbook.costs.step import Step, check_slots
 from meshbook.costs.turns import turns_of
 from meshbook.hlo.collectives import Moved, Traffic
 from meshbook.models.losses import CHUNK
@@ -40,7 +40,7 @@ def step_traffic(step: Step, number: int = 4, clipped: bool = False, balanced: b
     travels, and of a weight that is gathered for products; what is summed outside of products has
     4. clipped: whether gradients are clipped by their norm, which takes a number for each leaf that
     is split; balanced: whether the loss knows the loads of experts. A count is None where the
-    compiler merges collectives as it likes.
+    compiler merges collectives as it likes. Raises ValueError for experts without a capacity.
     """
     order, moved = list(step.layout.mesh), {}
     for each in sent(step, number, clipped, balanced):
@@ -56,6 +56,7 @@ def step_traffic(step: Step, number: int = 4, clipped: bool = False, balanced: b
 def sent(step: Step, number: int = 4, clipped: bool = False,
          balanced: bool = True) -> Iterator[Sent]:
     """All that a step sends: see `step_traffic`."""
+    check_slots(step)
     yield from _products(step, number, clipped)
     for each in step.placed:
         if each.row.is_parameter or each.row.of:

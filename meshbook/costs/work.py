@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from meshbook.costs.step import Step
+from meshbook.costs.step import Step, check_slots
 from meshbook.costs.turns import passes_of
 
 SIDE = 128  # of a matrix unit: a product with a smaller side takes as long as with this one
@@ -20,7 +20,8 @@ class Work(NamedTuple):
 
 
 def step_work(step: Step):
-    """The Work of a Step."""
+    """The Work of a Step. Raises ValueError for experts without a capacity."""
+    check_slots(step)
     useful = done = spent = 0.0
     for each in step.placed:
         row, (forward, redone, backward) = each.row, passes_of(step.plan)

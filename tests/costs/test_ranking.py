@@ -18,6 +18,7 @@ from meshbook.costs.step import describe
 from meshbook.costs.turns import passes_of, turns_of
 from meshbook.costs.work import step_work
 from meshbook.drawing.schedules import facts
+from meshbook.models import MiniGPTConfig, ViTConfig
 from meshbook.models.decoder import DecoderConfig
 from meshbook.models.expert_layers import JAXFORMER, ExpertSizes
 from meshbook.parallel.pipeline import lockstep_events
@@ -57,6 +58,9 @@ def test_plans_on_a_mesh_are_all_combinations():
     (DENSE, Plan(4, context=2, stage=2), "a context in stages has no program here"),
     (DENSE, Plan(1, context=4, model=2, method="ulysses"), "groups=4 does not divide over 8"),
     (DENSE, Plan(1, context=3), "tokens=32 does not divide over 3 devices"),
+    (MiniGPTConfig(), Plan(context=2), "stages and a context have programs for the decoder only"),
+    (ViTConfig(), Plan(stage=2), "stages and a context have programs for the decoder only"),
+    (ViTConfig(), Plan(remat="products"), "remat is one of none, all; found products"),
     (DENSE, Plan(4, expert=2), "without experts has nothing to split over 2"),
     (DENSE, Plan(64, rules="zero1"), "embed=32 does not divide over 64"),
     (BIG, Plan(32, microbatches=16), "rows in a microbatch of a batch=16 does not divide over 32"),
@@ -65,6 +69,20 @@ def test_plans_on_a_mesh_are_all_combinations():
      "needs a microbatch for each of 8 stages; found 4")])
 def test_what_is_impossible_has_a_sentence(config, plan, words):
     assert words in impossible(config, plan, 256)
+
+
+def test_a_plan_that_leaves_the_policy_to_the_config_is_asked_for_that():
+    staged = Plan(2, stage=2, rules="zero1", schedule="lockstep")
+    assert impossible(DENSE, staged, 64) == ""
+    assert "found all" in impossible(replace(DENSE, remat="all"), staged, 64)
+
+
+def test_a_ranking_hides_no_error():
+    narrow = replace(ROUTED, experts=replace(ROUTED.experts, capacity=1e-12))
+    with pytest.raises(ValueError, match="capacity of 1 or more slots"):
+        rank(narrow, 64, V4, (2, 2))
+    with pytest.raises(ValueError, match="random numbers of dropout take on H100 is not known"):
+        rank(replace(DENSE, dropout=0.1), 64, DEVICES["H100"], (2, 2))
 
 
 def test_a_context_beside_other_axes_is_possible():

@@ -94,3 +94,12 @@ def test_what_moves_into_other_devices_is_held_there():
                    tiles=False)
         assert other.activations == one.activations // parts
         assert other.parameters == whole.parameters
+
+
+def test_sums_of_microbatches_are_there_all_the_time():
+    for config in (DENSE, ViTConfig()):
+        one, two = (step_timeline(describe(config, Plan(rules="data_parallel", microbatches=m), 8))
+                    for m in (1, 2))
+        assert one[0].held["gradients"] == 0
+        assert two[0].held["gradients"] >= one[-1].held["gradients"]
+        assert two[-1].held["gradients"] == 2 * one[-1].held["gradients"]

@@ -13,9 +13,12 @@ from jax.sharding import AbstractMesh, AxisType
 from properties import examples
 
 from meshbook.costs import tables
+from meshbook.costs.memory import kept_bytes, layers_of, step_memory
 from meshbook.costs.plans import PRESETS, Plan, rules_of
 from meshbook.costs.ranking import impossible
 from meshbook.costs.step import describe
+from meshbook.costs.traffic import step_traffic
+from meshbook.costs.work import step_work
 from meshbook.models import MiniGPT, MiniGPTConfig, ViT, ViTConfig
 from meshbook.models.decoder import Decoder, DecoderConfig
 from meshbook.models.expert_layers import ExpertSizes
@@ -28,7 +31,7 @@ CONFIGS = {
     "decoder": DENSE, "groups": replace(DENSE, groups=2, bias=True), "latent": LATENT,
     "experts": replace(DENSE, experts=ExpertSizes(4, 2, shared=16, capacity=1.5)),
     "latent experts": replace(LATENT, experts=ExpertSizes(4, 3, capacity=2.0, biased=True))}
-FLAGS = {"gated", "bias", "latent", "turned", "dropout", "scores", "blocks", "fused", "dense",
+FLAGS = {"positions", "gated", "bias", "latent", "turned", "dropout", "scores", "blocks", "fused", "dense",
          "experts", "shared", "biased", "model"}
 
 
@@ -104,3 +107,30 @@ def test_moments_and_gradients_lie_where_the_rules_say():
 def test_dtype_changes_no_number_of_parameters():
     narrow = replace(DENSE, dtype=jnp.bfloat16)
     assert describe(narrow, Plan(2), 8).numbers == describe(DENSE, Plan(2), 8).numbers
+
+
+@pytest.mark.parametrize("period", [1, 2, 4])
+def test_layers_of_every_kind_are_there_also_where_only_positions_set_them_apart(period):
+    step = describe(replace(DENSE, period=period), Plan(rules="data_parallel"), 4)
+    assert sum(layers_of(step).values()) == DENSE.layers
+    one = describe(replace(DENSE, layers=1), Plan(rules="data_parallel"), 4)
+    assert kept_bytes(step, "none") == DENSE.layers * kept_bytes(one, "none")
+
+
+@pytest.mark.parametrize("what, plan", [
+    ("remat is one of none, all; found 'products'", Plan(remat="products")),
+    ("attention is one of scores, rows, blocks, fused; found 'flash'", Plan(attention="flash"))])
+def test_a_policy_or_attention_that_there_is_not_is_refused(what, plan):
+    with pytest.raises(ValueError, match=what):
+        describe(ViTConfig(), plan, 8)
+
+
+def test_of_dropless_experts_parameters_are_known_and_nothing_else():
+    dropless = replace(DENSE, experts=ExpertSizes(4, 2))
+    step = describe(dropless, Plan(), 8)
+    assert step.numbers["used"] == describe(
+        replace(DENSE, experts=ExpertSizes(4, 2, capacity=1.0)), Plan(), 8).numbers["used"]
+    for fold in (step_work, step_traffic, step_memory):
+        with pytest.raises(ValueError, match="expected a capacity above 0"):
+            fold(step)
+    assert "expected a capacity above 0" in impossible(dropless, Plan(), 8)
