@@ -4,8 +4,9 @@
     python -m benchmarks.generated 2/7         every seventh of them, from the second one on
     python -m benchmarks.generated survivors   those of the record that nothing caught, once more
 
-Each is planted in a copy of the book. Then the tests of its module run, and the page that teaches
-it, at the size "test": it is caught where one of them fails. What was found is kept in
+Each is planted in a copy of the book. Then two files of tests of its module run, and the page that
+teaches it, at the size "test", and more of its module's tests where nothing has noticed: it is
+caught where one of them fails. What was found is kept in
 _build/mutants, as `benchmarks.mutants` keeps it, so that a run that was stopped goes on. A run of
 all faults writes the record results/generated.json, first when something is known of each, and goes
 on from the record of its commit, too, such as in a clone of that commit; survivors are examined again at a later commit,
@@ -35,7 +36,7 @@ sys.path.append(str(ROOT / "book" / "_ext"))
 from run_chapter import cells  # noqa: E402
 
 SEED, COUNT = 44, 336
-ALL = 1000  # files of tests
+FIRST, MOST, ALL = 2, 12, 1000  # files of tests: for each fault, for one that goes on, at all
 OFTEN = 20  # runs after which the record is written again
 LEAST = 0.9  # of the faults of a run have to be caught
 RECORD = ROOT / "results" / "generated.json"
@@ -181,15 +182,19 @@ def code_of_pages():
 
 
 def places_of(generated, most):
-    """What runs for a fault: the tests of its module, so many files at most, and its page."""
-    return [*tests_of(generated.file)[:most], *filter(None, [page_of(generated)])]
+    """What runs for a fault: the tests of its module, so many files at most, and its page.
+
+    The page comes behind the first FIRST files.
+    """
+    tests = tests_of(generated.file)[:most]
+    return [*tests[:FIRST], *filter(None, [page_of(generated)]), *tests[FIRST:]]
 
 
 def endings(chosen, most, known=None, keep=lambda ended: None):
     """One {place: how it ended} for each fault.
 
     First only what nothing has caught yet goes on to its next place, so that survivors are known
-    early; then all the rest runs. A run that takes more than five times what it takes without a
+    early; then what is left of the first tests and of the pages runs. A run that takes more than five times what it takes without a
     fault, and two minutes, is ended. known: {name: what is known of how it ended}; keep(endings) is
     called from time to time once something is known of all.
     """
@@ -208,7 +213,8 @@ def endings(chosen, most, known=None, keep=lambda ended: None):
         for everything, rank in itertools.product((False, True), range(max(map(len, places)))):
             jobs = [(n, each[rank]) for n, each in enumerate(places) if rank < len(each)]
             jobs = [(n, place) for n, place in jobs if place not in ended[n]
-                    and (everything or not any(map(is_caught, ended[n].values())))]
+                    and (rank <= FIRST if everything
+                         else not any(map(is_caught, ended[n].values())))]
             for done, _ in enumerate(pool.map(run, jobs)):
                 if everything and done % OFTEN == 0:
                     keep(ended)
@@ -321,7 +327,7 @@ def main(words):
         part, _, parts = (words or ["1/1"])[0].partition("/")
         record = {"provenance": source, "seed": SEED}
         keep = lambda rows: words or write(record | {"score": score(rows), "faults": rows})
-        rows = rows_of(drawn()[int(part) - 1::int(parts)], 2, known(source["commit"]), keep)
+        rows = rows_of(drawn()[int(part) - 1::int(parts)], MOST, known(source["commit"]), keep)
         record |= {"score": score(rows), "faults": rows}
     print(json.dumps(record["score"]))
     if words in ([], ["survivors"]):

@@ -40,6 +40,6 @@ def draw_attention_masks(masks: Mapping[str, Bool[Array | np.ndarray, "T S"]]):
 def runs(mask_TS: Bool[np.ndarray, "T S"]):
     """Yield (row, first column, column after the last) of the runs of True in each row."""
     for row, line in enumerate(mask_TS):
-        edges = np.flatnonzero(np.diff(np.concatenate([[False], line, [False]]).astype(np.int8)))
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], line, [False]])))
         for first, last in zip(edges[::2].tolist(), edges[1::2].tolist()):
             yield row, first, last

@@ -160,3 +160,11 @@ def test_what_has_no_shards_is_refused():
             draw_sharding(thing)
     with pytest.raises(TypeError, match="expected a jax.Array"):
         jax.jit(lambda x: draw_sharding(x) and x)(np.zeros(3))
+
+
+def test_elements_are_told_apart_in_large_arrays():
+    mine, other = (Mesh(np.array(jax.devices()[:2])[::step], "x") for step in (1, -1))
+    array = put((2, 1 << 16), "x", mesh=mine)
+    assert_tiles(draw_sharding(array, "x"), array)
+    with pytest.raises(AssertionError, match="drawn"):
+        assert_tiles(draw_sharding(put((2, 1 << 16), "x", mesh=other), "x"), array)

@@ -91,3 +91,8 @@ def test_a_spread_ends_at_the_worst_and_its_bar_at_nine_in_ten():
     for nothing in ({}, {"v2": {"peak": []}}):
         with pytest.raises(ValueError, match="at least one share; found"):
             charts.draw_spreads(nothing, "nothing")
+
+
+def test_a_bar_that_ends_at_the_limit_has_nothing_beyond_it():
+    picture = charts.draw_groups({"x": {"a": 5.0, "b": 2.0}}, "GiB", "two bars", limit=("all", 5.0))
+    assert "dasharray=\"3 2\"" not in picture.html

@@ -113,3 +113,11 @@ def test_the_picture_shows_every_step_with_its_numbers_their_origins_and_what_ar
     assert f"Each device sends {sent} bytes" in drawing.alt
     assert f": {sent} bytes sent" in drawing.html and drawing.html == draw_collective(
         kind, numbers).html
+
+
+def test_what_has_just_come_has_an_outline():
+    picture = draw_collective("collective-permute", numbers_for("collective-permute"))
+    root = ElementTree.fromstring(picture.html.replace("<br>", "<br/>"))
+    slots = [node for node in root.iter() if node.get("data-slot")]
+    came = [any(child.get("stroke-width") == "2" for child in node.iter()) for node in slots]
+    assert any(came) and not all(came)

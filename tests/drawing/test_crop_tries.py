@@ -42,3 +42,14 @@ def test_the_try_is_the_one_that_the_sampler_takes():
 def test_an_image_without_a_try_is_refused(sizes):
     with pytest.raises(ValueError, match="at least one try for each image"):
         draw_tries(sizes, 32)
+
+
+def test_the_size_of_a_try_stands_inside_its_box():
+    root = ElementTree.fromstring(draw_tries(SIZES, 32).html)
+    boxes = [(float(node.get("x")), float(node.get("y")), float(node.get("width")))
+             for node in root.iter() if {"data-rejected", "data-chosen"} & node.attrib.keys()]
+    words = [(float(node.get("x")), float(node.get("y"))) for node in root.iter()
+             if node.text and "×" in node.text]
+    assert len(words) == len(boxes) == 6
+    for (x, y, wide), (at, below) in zip(boxes, words, strict=True):
+        assert x + wide / 2 == at and y < below < y + 24

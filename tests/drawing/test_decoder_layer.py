@@ -62,3 +62,12 @@ def test_a_pre_norm_decoder_frames_one_layer_and_adds_to_the_stream_twice():
 def test_a_pre_norm_decoder_of_other_steps_is_refused():
     with pytest.raises(ValueError, match="seven steps; found table"):
         draw_pre_norm({"table": 1}, 3, "A decoder.")
+
+
+def test_what_is_outside_of_the_layers_stands_in_the_stream_and_a_branch_beside_it():
+    root = ElementTree.fromstring(draw_pre_norm(STEPS, 3, "A decoder.").html)
+    boxes = [box for box in root if box.tag.endswith("rect") and not box.get("stroke-dasharray")]
+    stream = min(float(node.get("cx")) for node in root if node.tag.endswith("circle"))
+    crosses = [float(box.get("x")) < stream < float(box.get("x")) + float(box.get("width"))
+               for box in boxes]
+    assert crosses == [True, False, False, False, False, True, True]

@@ -16,3 +16,10 @@ def test_axes_of_one_chip_are_not_named():
     axes = {"batch": 32, "model": 1}
     picture = draw_places(placed((2, 4, 4), axes), axes)._repr_html_()
     assert "its place along batch<" in picture and ">31<" in picture
+
+
+def test_of_neighbouring_planes_is_spoken_where_there_are_several():
+    for torus, several in (((2, 2, 2), True), ((1, 2, 4), False)):
+        axes = {"batch": 8}
+        picture = draw_places(placed(torus, axes), axes)._repr_html_()
+        assert ("neighbouring planes" in picture) is several

@@ -48,3 +48,11 @@ def test_two_axes_share_the_box_of_one_letter():
 def test_a_spec_that_does_not_fit_is_refused(spec):
     with pytest.raises(ValueError, match="expected a spec of DF over batch, model; found"):
         draw_specs({"": {"DF": {"wrong": spec}}}, ("batch", "model"))
+
+
+def test_columns_of_presets_stand_apart():
+    specs = {"BTHK attention": {"one": P("batch"), "two": P(None, None, "model")}}
+    nodes = [node for node in ElementTree.fromstring(
+        draw_specs({"": specs}, ("batch", "model")).html).iter()]
+    first, second = (float(node.get("x")) for node in nodes if node.text in ("one", "two"))
+    assert second - first > 4 * 16 + 4  # four letters, and room

@@ -124,7 +124,8 @@ def test_the_score_counts_by_tests_and_by_pages():
 
 def test_what_nothing_has_caught_goes_on_first_and_in_the_end_everything_has_run(monkeypatch):
     tests, ran = ["tests/a/test_a.py", "tests/a/test_b.py"], []
-    places = {"caught": [*tests, "01"], "survivor": ["tests/b/test_b.py", "02"]}
+    places = {"caught": [*tests, "01", "tests/a/test_c.py"],
+              "survivor": ["tests/b/test_b.py", "02"]}
 
     def attempt(place, plant, limit):
         ran.append(place)
