@@ -102,3 +102,8 @@ def test_a_split_without_documents_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no document is for validation: expected at least one, "
                                          "found 1 documents in all and held_out=1e-09"):
         build_corpus(small_plan(tmp_path / "x.txt", held_out=1e-9), tmp_path / "x", ENCODING)
+
+
+def test_a_plan_that_says_no_sizes_has_the_usual_ones(inputs):
+    made = plan([inputs], ENCODING)
+    assert (made.shard_tokens, made.piece_bytes, made.held_out) == (100_000_000, 64 * 2**20, 0.01)

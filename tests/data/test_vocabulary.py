@@ -201,3 +201,9 @@ def test_a_vocabulary_comes_back_from_its_facts():
     back = vocabulary.of_facts(vocabulary.as_facts(LEARNED))
     assert vocabulary.identity(back) == vocabulary.identity(LEARNED)
     assert gaps.encode("abba ab") == [7, 1, 0, 3, 7]
+
+
+def test_the_files_of_gpt2_lie_where_tiktoken_keeps_them(tmp_path):
+    path = vocabulary.gpt2_path(tmp_path, "encoder.json")
+    assert path.parent == tmp_path / "tiktoken-cache" and len(path.name) == 40
+    assert path.name != vocabulary.gpt2_path(tmp_path, "vocab.bpe").name

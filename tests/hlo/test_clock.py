@@ -27,7 +27,7 @@ def cycles(seconds):
     return f'backend_config={{"window_config":{{"estimated_cycles":"{count}"}}}}'
 
 
-OVERFLOWN = 'backend_config={"window_config":{"estimated_cycles":"9223372036854775807"}}'
+OVERFLOWN = f'backend_config={{"window_config":{{"estimated_cycles":"{clock.OVERFLOWN}"}}}}'
 
 
 def played(*lines, mesh=None, before=""):

@@ -107,3 +107,25 @@ def test_every_compilers_text_is_read(path):
     """At least all weights' gradients are written, and all weights read twice."""
     weights = 4 * 3 * (4 * 256 * 256 + 2 * 256 * 1024)
     assert memory_traffic(gzip.open(path, "rt").read()) > 3 * weights / 8
+
+
+def test_an_update_is_seen_behind_a_bitcast():
+    program = """HloModule updated
+
+%update (p: f32[9,64], one: f32[1,64], i: s32[]) -> f32[9,8,8] {
+  %p = f32[9,64]{1,0} parameter(0)
+  %one = f32[1,64]{1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %zero = s32[] constant(0)
+  %new = f32[9,64]{1,0} dynamic-update-slice(%p, %one, %i, %zero)
+  ROOT %b = f32[9,8,8]{2,1,0} bitcast(%new)
+}
+
+ENTRY %main (p: f32[9,64], one: f32[1,64], i: s32[]) -> f32[9,8,8] {
+  %p = f32[9,64]{1,0} parameter(0)
+  %one = f32[1,64]{1,0} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %f = f32[9,8,8]{2,1,0} fusion(%p, %one, %i), kind=kLoop, calls=%update
+}
+"""
+    assert memory_traffic(program) == 4 * (64 + 64 + 1)  # of one row: read, written; and where

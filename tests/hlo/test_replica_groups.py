@@ -89,3 +89,16 @@ def test_what_has_no_groups_and_what_has_groups_of_one(text):
     found = replica_groups(text)
     assert found == {"": [], "{}": [], "[2,3]<=[6]": [[0, 1, 2], [3, 4, 5]],
                      "[6,1]<=[6]": [[i] for i in range(6)]}[text]
+
+
+def test_groups_that_are_left_out_are_all_replicas_or_all_partitions():
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("a", "b"))
+    text = """HloModule m, num_partitions=8
+
+ENTRY %main (x: f32[8]) -> f32[8] {{
+  %x = f32[8]{{0}} parameter(0)
+  ROOT %y = f32[8]{{0}} all-to-all(%x), {}replica_groups={{}}, dimensions={{0}}
+}}
+"""
+    assert collectives(text.format("channel_id=1, "), mesh) == {
+        ("all-to-all", ("a", "b")): Moved(1, 32)}

@@ -84,3 +84,20 @@ def test_states_of_any_sharding_are_hashed():
     mesh = make_mesh((4, 2))
     x = jax.device_put(np.arange(16.0), NamedSharding(mesh, P(("batch", "model"))))
     check_batch({"x": x}, mesh, ("batch", "model"))
+
+
+def test_of_three_leaves_that_differ_all_are_named_and_of_four_one_is_counted():
+    names = ["params/w_FC", "params/w_XF", "opt_state/0/mu/w_FC", "opt_state/0/nu/w_FC"]
+    state = make_state((8, 1))
+    for count, name in enumerate(names, 1):
+        state = with_flip(state, name, 3)
+        with pytest.raises(Different) as found:
+            check_replicas(state, 0)
+        assert str(found.value).count("differs on device 3") == min(count, 3)
+        assert ("and 1 more" in str(found.value).rpartition(";")[2]) is (count == 4)
+
+
+def test_a_hash_sees_the_lowest_bit_of_any_element():
+    x = np.random.default_rng(0).integers(0, 2**32, 300, dtype=np.uint32)
+    changed = np.stack([x, *(x ^ (np.arange(x.size) == at) for at in range(x.size))]).astype(x.dtype)
+    assert len(set(np.asarray(jax.vmap(hash_of)(changed)).tolist())) == x.size + 1

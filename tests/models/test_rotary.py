@@ -2,7 +2,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from meshbook.models.heads import angles, rotate
+from meshbook.models.heads import BASE, angles, rotate
 
 RANDOM = np.random.default_rng(0)
 
@@ -23,3 +23,10 @@ def test_a_turned_vector_keeps_its_length_and_its_type():
     np.testing.assert_allclose(jnp.linalg.norm(found.astype(jnp.float32), axis=-1),
                                jnp.linalg.norm(x.astype(jnp.float32), axis=-1), rtol=2e-2)
     np.testing.assert_array_equal(found[:, 0], x[:, 0])  # position 0 turns nothing
+
+
+def test_angles_are_exact_to_float32_far_into_a_row():
+    positions = np.array([[0, 1, 1000, 50_000]])
+    found = np.asarray(angles(positions, 12), np.float64)
+    exact = positions[..., None] * BASE ** (-np.arange(0, 12, 2) / 12)
+    np.testing.assert_allclose(found, exact, rtol=1e-6)

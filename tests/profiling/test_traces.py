@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 from meshbook.hlo.module import parse
 from meshbook.hlo.collectives import collectives
 from meshbook.profiling import hlo_protos, xplane
-from meshbook.profiling.traces import read_trace, trace
+from meshbook.profiling.traces import Record, Trace, read_trace, trace
 from meshbook.sharding import make_mesh
 
 MESH = make_mesh((4, 2))
@@ -264,3 +264,9 @@ def test_broken_and_foreign_files_are_refused(run, tmp_path):
         file.write_bytes(contents)
         with pytest.raises(ValueError, match=r"a\.xplane\.pb: expected operations that ran"):
             read_trace(tmp_path)
+
+
+def test_a_step_that_is_not_known_is_missing_in_the_table_and_others_are_whole_numbers():
+    records = Record(0, "a", "compute", 0.0, 1.0, None), Record(0, "b", "compute", 1.0, 2.0, 3)
+    column = Trace(records).frame()["step"]
+    assert str(column.dtype) == "Int64" and column.isna().tolist() == [True, False]
