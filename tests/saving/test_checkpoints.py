@@ -249,3 +249,15 @@ def test_metrics_are_on_disk_before_a_checkpoint_is(tmp_path, monkeypatch):
     train(tmp_path, 10)
     assert [step for step, _ in seen] == [5, 10]
     assert all(set(losses) >= set(range(1, step + 1)) for step, losses in seen)
+
+
+def test_a_folder_may_be_a_text(tmp_path):
+    (tmp_path / "a").write_bytes(b"1")
+    manifests.write_manifest(str(tmp_path), {"step": 3})
+    assert manifests.read_manifest(str(tmp_path))["files"].keys() == {"a"}
+
+
+def test_a_process_that_is_not_the_first_writes_no_progress(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    with Checkpoints(tmp_path):
+        assert not (tmp_path / "progress.jsonl").exists()

@@ -18,6 +18,7 @@ from meshbook.sharding import Sharding, make_mesh
 from meshbook.training import (
     create_state, evaluate, fit, initialiser, loss_and_metrics, recipe, take_apart,
 )
+from meshbook.training.loop import mean_metrics
 
 SPLIT = ("tensor_parallel", "fully_sharded")
 
@@ -181,3 +182,26 @@ def test_twelve_blocks_keep_their_order():
     images = jnp.ones((2, 32, 32, 3))
     found = jax.jit(state.program.apply)(state.params, images)
     np.testing.assert_allclose(found, jax.jit(model)(images), atol=1e-5)
+
+
+def test_steps_are_counted_in_32_bits_and_the_share_of_right_answers_is_not_rounded():
+    state, rows = make_state(), 24  # no power of two
+    assert state.step.dtype == jnp.int32
+    _, history = fit(state, [batch(0, rows)], KEY)
+    right = rows * history[0]["accuracy"]
+    assert right == pytest.approx(round(right), abs=1e-4)
+
+
+def test_rows_that_the_mesh_cannot_divide_are_refused_before_the_step():
+    with pytest.raises(ValueError, match="a batch of 12 rows .* does not divide over mesh axis"):
+        fit(make_state("data_parallel", (8, 1)), [batch(0, 12)], KEY)
+
+
+def test_mean_metrics_are_the_means_of_batches():
+    state = make_state()
+    each = [mean_metrics(state, [rows]) for rows in BATCHES[:3]]
+    together = mean_metrics(state, BATCHES[:3])
+    assert together == pytest.approx(
+        {name: np.mean([metrics[name] for metrics in each]) for name in together}, rel=1e-6)
+    with pytest.raises(ValueError, match="at least one batch"):
+        mean_metrics(state, [])
