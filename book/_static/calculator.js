@@ -160,16 +160,20 @@ const meshbook = (() => {
                   choice, ways);
   };
 
+  // Seconds that one device needs at least to multiply, to use its memory, and to use its links.
+  const floors = (device, flops, bytes, wire) => ({
+    compute: flops / device.flops, memory: bytes / device.bandwidth,
+    interconnect: wire / (device.links * device.link)});
+
   const finish = ({moved, least, through, ...found}, {rows, device}, ways) => {
     const size = {model: ways, batch: rows, "batch, model": rows * ways};
     const wire = ([kind, axis, bytes]) => WIRE[kind](size[axis], bytes);
     return {
       ...found, peak: Math.max(...found.timeline.map(({held}) => sum(Object.values(held)))),
       traffic: moved.map(each => [...each, wire(each)]),
-      floors: {compute: found.flops / device.flops, memory: through / device.bandwidth,
-               interconnect: sum(least.map(wire)) / (device.links * device.link)},
+      floors: floors(device, found.flops, through, sum(least.map(wire))),
     };
   };
 
-  return {estimate, WIRE, MODELS, KINDS, up, product, sum, tiled, tokenRows};
+  return {estimate, floors, WIRE, MODELS, KINDS, up, product, sum, tiled, tokenRows};
 })();

@@ -97,8 +97,8 @@ def step_memory(step: Step, tiles: bool = True, chunk: int = CHUNK):
     beside the stored ones. In a loop over microbatches or turns there are the sums of the gradients
     and those of one. What goes into the stages of a pipeline and comes out of them is there of all
     microbatches. layer: of one layer whose backward pass runs, on top of what all of them keep.
-    tiles: as on a TPU; chunk: tokens of one device whose logits are there at once. Raises ValueError
-    for experts without a capacity.
+    tiles: as on a TPU; chunk: tokens of one device whose logits are there at once. Raises
+    ValueError for experts without a capacity.
     """
     check_slots(step)
     plan, numbers, size = step.plan, step.numbers, size_of(step, tiles)

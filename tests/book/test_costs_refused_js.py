@@ -1,0 +1,116 @@
+"""The parts of the calculator's costs, and what they refuse: JavaScript beside Python."""
+import dataclasses
+
+import pytest
+from browsers import CHROMIUM
+from costs_in_js import CONFIGS, DROPLESS, answers_of, opened, said, sizes_of
+
+from meshbook.costs import tables
+from meshbook.costs.devices import DEVICES, floors
+from meshbook.costs.memory import step_memory
+from meshbook.costs.places import spans
+from meshbook.costs.plans import Plan
+from meshbook.costs.ranking import meshes, plans_on
+from meshbook.costs.step import describe
+from meshbook.costs.traffic import sent
+from meshbook.costs.turns import SCHEDULES, passes_of, slots_of, turns_of
+from meshbook.costs.work import step_work
+from meshbook.hlo.wire import wire_bytes, wire_seconds
+from meshbook.models import MiniGPTConfig, ViTConfig
+from meshbook.models.decoder import DecoderConfig
+from meshbook.models.expert_layers import ExpertSizes
+
+WIRED = """({device, kinds, turned, plans}) => ({
+  wire: kinds.map(([kind, sizes, moved, ring]) => [
+    costs.wireBytes(kind, sizes[0], moved[1]),
+    costs.wireSeconds(kind, sizes, moved, device, ring)]),
+  floors: meshbook.floors(device, 3e15, 5e11, 7e9),
+  turns: turned.map(each => Object.values(costs.turnsOf(...each))),
+  passes: plans.map(plan => [...costs.passesOf(plan), costs.slotsOf(plan)])})"""
+
+
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium on the PATH")
+
+
+@pytest.fixture(scope="module")
+def tab(browser):
+    with opened(browser) as tab:
+        yield tab
+
+
+def test_the_script_gives_all_ways_to_train_on_so_many_chips(tab):
+    every = answers_of(
+        tab, "chips => costs.meshes(chips).map(mesh => [mesh, costs.plansOn(mesh, 9)])", 6)
+    assert every == [
+        [dataclasses.asdict(mesh), [dataclasses.asdict(plan) for plan in plans_on(mesh, 9)]]
+        for mesh in meshes(6)]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=range(len(CONFIGS)))
+def test_dimensions_and_kinds_of_layers_are_those_of_the_table(tab, config):
+    sizes, kinds = answers_of(tab, """given => {
+      const c = costs.configOf(...given);
+      return [costs.sizesOf(c), costs.kindsOf(c).map(([count, flags]) => [count, flags.sort()])];
+    }""", sizes_of(config))
+    assert sizes == tables.sizes_of(config)
+    assert kinds == [[count, sorted(flags)] for count, flags in tables.kinds_of(config)]
+
+
+@pytest.mark.parametrize("kind, sizes", [
+    (ViTConfig, {"patch": 5}), (ViTConfig, {"layers": 0}), (MiniGPTConfig, {"tokens": 0}),
+    (MiniGPTConfig, {"heads": 3}), (MiniGPTConfig, {"dropout": 0.999}),
+    (DecoderConfig, {"period": 0}), (DecoderConfig, {"groups": -1}), (DecoderConfig, {"groups": 3}),
+    (DecoderConfig, {"latent": 8, "groups": 2}), (DecoderConfig, {"rotary": 2}),
+    (DecoderConfig, {"latent": 8, "rotary": 3}), (DecoderConfig, {"heads": 256}),
+    (DecoderConfig, {"remat": "some"}), (DecoderConfig, {"period": 3}),
+    (ExpertSizes, {"active": 9}), (ExpertSizes, {"capacity": -0.5})])
+def test_sizes_that_make_no_sense_are_refused_in_the_same_words(tab, kind, sizes):
+    with pytest.raises(ValueError) as refused:
+        kind(**sizes)
+    model, own = (("Decoder", {"experts": sizes}) if kind is ExpertSizes
+                  else (kind.__name__.removesuffix("Config"), sizes))
+    assert answers_of(tab, "given => said(() => costs.configOf(...given))", [model, own]) == str(
+        refused.value)
+
+
+@pytest.mark.parametrize("name", ["TPU v5e", "TPU v4", "H100"])
+def test_wire_bytes_seconds_and_turns_are_those_of_python(tab, name):
+    device = DEVICES[name]
+    kinds = [(kind, sizes, [3, 1 << 20], ring) for ring in (True, False)
+             for sizes in ([2], [4], [3, 8], [2, 2, 4])
+             for kind in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all",
+                          "collective-permute")]
+    turned = [(schedule, p, m) for schedule in SCHEDULES for p in (1, 2, 4) for m in (1, 4, 7)]
+    staged = [Plan(stage=p, microbatches=m, schedule=schedule) for schedule, p, m in turned]
+    found = answers_of(tab, WIRED, {
+        "device": dataclasses.asdict(device), "kinds": kinds, "turned": turned,
+        "plans": [dataclasses.asdict(plan) for plan in staged]})
+    assert found == {
+        "wire": [[wire_bytes(kind, sizes[0], moved[1]),
+                  wire_seconds(kind, sizes, tuple(moved), device, ring)]
+                 for kind, sizes, moved, ring in kinds],
+        "floors": floors(device, 3e15, 5e11, 7e9),
+        "turns": [list(turns_of(*each)) for each in turned],
+        "passes": [[*passes_of(plan), slots_of(plan)] for plan in staged]}
+
+
+@pytest.mark.parametrize("script, refused", [
+    ("costs.turnsOf('some', 2, 2)", lambda: turns_of("some", 2, 2)),
+    ("costs.placeOf([2, 2, 2, 2], costs.planOf({batch: 16}))",
+     lambda: spans((2, 2, 2, 2), {"batch": 16})),
+    ("on({context: 2, method: 'some'})", lambda: on(context=2, method="some")),
+    ("on({attention: 'some'})", lambda: on(attention="some")),
+    ("on({remat: 'some'})", lambda: on(remat="some")),
+    ("costs.stepWork(on({batch: 2}))", lambda: step_work(on(batch=2))),
+    ("costs.sent(on({batch: 2}))", lambda: list(sent(on(batch=2)))),
+    ("costs.stepMemory(on({batch: 2}))", lambda: step_memory(on(batch=2)))])
+def test_what_has_no_answer_is_refused_in_the_same_words(tab, script, refused):
+    found = answers_of(tab, '''given => {
+      const on = plan => costs.describe(costs.configOf(...given), costs.planOf(plan), 4);
+      return said(() => %s);
+    }''' % script, sizes_of(DROPLESS))
+    assert found == said(refused) and isinstance(found, str)
+
+
+def on(**plan):
+    return describe(DROPLESS, Plan(**plan), 4)
