@@ -406,7 +406,8 @@ meshbook.costs.parts.push((data, known) => {
       ...upTo(L, 1).reverse().map(at => moment("backward", at, {
         gathered, activations: at * each + layer,
         gradients: sums + own.last + floor((L - at) * own.block, L)})),
-      moment("backward", 0, {gathered, gradients}), moment("update", null, {gradients})];
+      moment("backward", 0, {gathered, gradients}),
+      moment("update", null, {gradients: sums || gradients})];
   };
   // The moments of a step, in order: [{phase, block, held: {kind: bytes}}].
   const stepTimeline = (step, tiles = true, chunk = CHUNK, blocks = upTo(sum(layersOf(step)), 1)) =>

@@ -27,12 +27,6 @@ meshbook.costs.parts.push((data, known) => {
               plans.push({...mesh, rules, schedule, microbatches, remat, method});
     return plans;
   };
-  // A number as Python's format :g writes it.
-  const general = number => {
-    const [digits, power] = number.toExponential(5).split("e").map(Number);
-    if (power >= -4 && power < 6) return String(Number(number.toPrecision(6)));
-    return `${digits}e${power < 0 ? "-" : "+"}${String(Math.abs(power)).padStart(2, "0")}`;
-  };
   // Into how many parts each dimension is split, where it is split most.
   const waysOf = lies => lies.once("ways", () => Object.keys(DIVIDED).map(letter => [
     letter, Math.max(...["activations", "parameters", "moments"].map(
@@ -41,19 +35,19 @@ meshbook.costs.parts.push((data, known) => {
   const undivided = (config, lies, rows) => config.once(`undivided ${lies.key} ${rows}`, () => {
     const sizes = {...sizesOf(config), B: rows, L: floor(config.layers, config.period ?? 1)};
     const found = waysOf(lies).find(([letter, ways]) => (sizes[letter] ?? 0) % ways);
-    return found ? `${DIVIDED[found[0]]}=${general(sizes[found[0]])} does not divide over `
+    return found ? `${DIVIDED[found[0]]}=${sizes[found[0]]} does not divide over `
       + `${found[1]} devices` : "";
   });
   // Why a model cannot be trained by a plan with so many rows a step: a sentence, or "".
   const impossible = (config, plan, rows) => {
     const lies = layoutOf(plan), policies = TABLES[config.model].kept;
     if (plan.expert > 1 && !config.experts)
-      return `a decoder without experts has nothing to split over ${plan.expert} devices`;
+      return `a model without experts has nothing to split over ${plan.expert} devices`;
     const why = undivided(config, lies, rows / plan.microbatches);
     if (why) return why;
     const remat = plan.remat || (config.remat ?? "none");
     if (!(remat in policies))
-      return `remat is one of ${Object.keys(policies).join(", ")}; found ${remat}`;
+      return `remat is one of ${Object.keys(policies).join(", ")}; found '${remat}'`;
     if (dropless(config)) return dropless(config);
     if (plan.stage * plan.context > 1 && config.model !== "Decoder")
       return "stages and a context have programs for the decoder only";
@@ -62,6 +56,8 @@ meshbook.costs.parts.push((data, known) => {
   };
   const inStages = ({context, stage, schedule, microbatches, remat}) => {
     if (context > 1) return "a context in stages has no program here";
+    if (!data.schedules.includes(schedule))
+      return `expected a schedule, one of ${data.schedules.join(", ")}; found '${schedule}'`;
     if (schedule !== "gpipe" && remat !== "none")
       return `${schedule} keeps what it needs: expected remat none, found ${remat}`;
     if (schedule === "zero_bubble" && microbatches < stage)
@@ -74,6 +70,8 @@ meshbook.costs.parts.push((data, known) => {
       + `latent=${config.latent}`;
     if (config.experts)
       return "experts beside a context have no program here: their slots are of whole rows";
+    if (!["", "blocks", "fused"].includes(plan.attention))
+      return `a context has attention in blocks, or fused; found '${plan.attention}'`;
     if (plan.method === "ulysses" && groups % ways)
       return `groups=${groups} does not divide over ${ways} devices, as Ulysses asks`;
     return "";
@@ -105,6 +103,7 @@ meshbook.costs.parts.push((data, known) => {
   // {found: the best plan of every possible mesh, fastest first, those that fit before all others;
   // refused: [{mesh, why}]}
   const rank = (config, rows, device, torus) => {
+    if (rows < 1) throw new RangeError(`expected at least one row in a step; found ${rows}`);
     const found = [], refused = [];
     for (const mesh of meshes(product(torus)))
       try {

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from meshbook.costs import turns
 from meshbook.costs.devices import Device
 from meshbook.costs.places import spans
 from meshbook.costs.plans import AXES, Plan
@@ -81,17 +82,17 @@ def impossible(config: Any, plan: Plan, rows: int):
     """
     e, layout = getattr(config, "experts", None), layout_of(plan)
     if plan.expert > 1 and e is None:
-        return f"a decoder without experts has nothing to split over {plan.expert} devices"
+        return f"a model without experts has nothing to split over {plan.expert} devices"
     sizes = sizes_of(config) | {"B": rows / plan.microbatches,
                                 "L": config.layers // getattr(config, "period", 1)}
     for letter, name in DIVIDED.items():
         ways = max(layout.devices(layout.over(letter, letter, kind))
                    for kind in ("activations", "parameters", "moments"))
         if sizes.get(letter, 0) % ways:
-            return f"{name}={sizes[letter]:g} does not divide over {ways} devices"
+            return f"{name}={_exact(sizes[letter])} does not divide over {ways} devices"
     policies, remat = table_of(config).kept, plan.remat or getattr(config, "remat", "none")
     if remat not in policies:
-        return f"remat is one of {', '.join(policies)}; found {remat}"
+        return f"remat is one of {', '.join(policies)}; found {remat!r}"
     if e is not None and not e.capacity:
         return "what dropless experts do depends on the tokens: expected a capacity above 0"
     if plan.stage * plan.context > 1 and not isinstance(config, DecoderConfig):
@@ -101,9 +102,17 @@ def impossible(config: Any, plan: Plan, rows: int):
     return _with_context(config, plan) if plan.context > 1 else ""
 
 
+def _exact(size):
+    """A size as it is written: without a point where it is a whole number."""
+    return int(size) if size == int(size) else size
+
+
 def _in_stages(plan, remat):
     if plan.context > 1:
         return "a context in stages has no program here"
+    if plan.schedule not in turns.SCHEDULES:
+        return (f"expected a schedule, one of {', '.join(turns.SCHEDULES)}; found "
+                f"{plan.schedule!r}")
     if plan.schedule != "gpipe" and remat != "none":
         return f"{plan.schedule} keeps what it needs: expected remat none, found {remat}"
     if plan.schedule == "zero_bubble" and plan.microbatches < plan.stage:
@@ -118,6 +127,8 @@ def _with_context(config, plan):
                 f"latent={config.latent}")
     if config.experts:
         return "experts beside a context have no program here: their slots are of whole rows"
+    if plan.attention not in ("", "blocks", "fused"):
+        return f"a context has attention in blocks, or fused; found {plan.attention!r}"
     ways, groups = plan.context * plan.model, config.groups or config.heads
     if plan.method == "ulysses" and groups % ways:
         return f"groups={groups} does not divide over {ways} devices, as Ulysses asks"
@@ -154,8 +165,11 @@ def rank(config: Any, rows: int, device: Device, torus: Sequence[int]):
     """(the best plan of every possible mesh, fastest first, those that fit before all others;
     {mesh that is impossible: why}).
 
-    torus: chips along its dimensions, such as (2, 4, 4); rows: B, of a step on all devices.
+    torus: chips along its dimensions, such as (2, 4, 4); rows: B, of a step on all devices. Raises
+    ValueError for no rows.
     """
+    if rows < 1:
+        raise ValueError(f"expected at least one row in a step; found {rows}")
     found, refused = [], {}
     for mesh in meshes(math.prod(torus)):
         try:

@@ -83,4 +83,4 @@ def _block_by_block(step, found):
                        gradients=sums + gradients["last"] + (L - i) * gradients["block"] // L)
                 for i in range(L, 0, -1)]
     backward.append(moment("backward", 0, gathered=found.gathered, gradients=found.gradients))
-    return [*forward, loss, *backward, moment("update", gradients=found.gradients)]
+    return [*forward, loss, *backward, moment("update", gradients=sums or found.gradients)]

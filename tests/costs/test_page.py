@@ -25,7 +25,7 @@ def test_the_data_of_a_page_is_json():
 
 
 @pytest.mark.parametrize("plan, words", [
-    (Plan(remat="products"), "remat is one of none, all; found products"),
+    (Plan(remat="products"), "remat is one of none, all; found 'products'"),
     (Plan(context=2), "stages and a context have programs for the decoder only")])
 def test_a_plan_for_which_a_model_has_no_program_is_refused(plan, words):
     assert impossible(MiniGPTConfig(), plan, 8).startswith(words)

@@ -102,4 +102,4 @@ def test_sums_of_microbatches_are_there_all_the_time():
                     for m in (1, 2))
         assert one[0].held["gradients"] == 0
         assert two[0].held["gradients"] >= one[-1].held["gradients"]
-        assert two[-1].held["gradients"] == 2 * one[-1].held["gradients"]
+        assert max(each.held["gradients"] for each in two) == 2 * one[-1].held["gradients"]

@@ -298,9 +298,3 @@ def test_twenty_million_tokens_a_second(stream):
     for _ in range(50):
         next(loader)
     assert 50 * 64 * 256 / (time.process_time() - begin) > 20e6
-
-
-def test_weights_of_an_evaluation_are_float32_and_ids_are_as_narrow_as_the_vocabulary(stream):
-    *_, last = tokens.evaluation_batches(stream, B=7, T=31)
-    assert last["weight"].dtype == np.float32 and 0 < last["weight"].mean() < 1
-    assert token_files.encode_part(TEXTS[0], ENCODING).dtype == np.uint16
