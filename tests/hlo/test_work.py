@@ -38,6 +38,54 @@ def test_nested_loops_multiply():
     assert work(bare) == 30 * 2 * 16**3
 
 
+def test_an_inner_loop_may_be_bounded_by_what_the_outer_one_hands_on():
+    state = "(s32[], s32[], f32[4,4])"
+    turned = f"""  %p = {state} parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %n = s32[] get-tuple-element(%p), index=1
+  %x = f32[4,4] get-tuple-element(%p), index=2
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+"""
+    text = f"""HloModule m
+
+%inner_body (p: {state}) -> {state} {{
+{turned}  %y = f32[4,4] dot(%x, %x), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+  ROOT %after = {state} tuple(%next, %n, %y)
+}}
+
+%inner_condition (p: {state}) -> pred[] {{
+{turned}  ROOT %goes_on = pred[] compare(%i, %n), direction=LT
+}}
+
+%outer_body (p: {state}) -> {state} {{
+{turned}  %zero = s32[] constant(0)
+  %given = {state} tuple(%zero, %n, %x)
+  %inner = {state} while(%given), condition=%inner_condition, body=%inner_body
+  %y = f32[4,4] get-tuple-element(%inner), index=2
+  ROOT %after = {state} tuple(%next, %n, %y)
+}}
+
+%outer_condition (p: {state}) -> pred[] {{
+{turned}  %three = s32[] constant(3)
+  ROOT %goes_on = pred[] compare(%i, %three), direction=LT
+}}
+
+ENTRY %main (x: f32[4,4]) -> {state} {{
+  %x = f32[4,4] parameter(0)
+  %zero = s32[] constant(0)
+  %five = s32[] constant(5)
+  %given = {state} tuple(%zero, %five, %x)
+  ROOT %outer = {state} while(%given), condition=%outer_condition, body=%outer_body
+}}
+"""
+    assert work(text) == 3 * 5 * 2 * 4**3
+    moving = text.replace("tuple(%next, %n, %y)", "tuple(%next, %i, %y)", 2).replace(
+        "tuple(%next, %i, %y)", "tuple(%next, %n, %y)", 1)  # the outer one changes the bound
+    with pytest.raises(UnknownTripCount, match="the loop %inner in %outer_body"):
+        work(moving)
+
+
 @pytest.mark.parametrize("start,goes_on,step,trips", [
     (0, lambda i: i < 7, lambda i: i + 2, 4), (9, lambda i: i > 0, lambda i: i - 3, 3),
     (1, lambda i: i <= 64, lambda i: i * 2, 7), (5, lambda i: i < 5, lambda i: i + 1, 0),

@@ -1,7 +1,9 @@
 """Which metrics the proof of the same training compares, and what it says of the others."""
+import jax
 import jax.numpy as jnp
 import pytest
-from tiny_mlp import BATCHES, STEP, plain
+from jax.sharding import NamedSharding, PartitionSpec as P
+from tiny_mlp import BATCHES, STEP, mesh_of, plain, weights
 
 from meshbook import proofs
 from meshbook.proofs import ProofFailed
@@ -54,3 +56,31 @@ def test_metrics_that_are_no_scalars_are_named_and_a_loss_is_needed():
             lambda loss: (loss, {}), "tuple"):
         with pytest.raises(ValueError, match=f"loss.*found {found}"):
             proofs.assert_same_training(logging(metrics), rows, BATCHES[:1])
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_metric_that_one_device_of_either_run_has_otherwise_is_found(which):
+    everywhere = NamedSharding(mesh_of(), P())
+
+    def apart(loss):
+        own = [jax.device_put(float(loss) * (1 + 1e-3 * (each.id == 5)), each)
+               for each in everywhere.mesh.devices.flat]
+        return jax.make_array_from_single_device_arrays((), everywhere, own)
+
+    runs = [logging(lambda loss: loss)] * 2
+    runs[which] = logging(apart)
+    with pytest.raises(ProofFailed, match=r"loss at step 0, device 5 \(cpu\): .* 1.0e-03 apart"):
+        proofs.assert_same_training(*runs, BATCHES[:1])
+
+
+def test_without_gradients_each_leaf_is_held_to_its_own_change():
+    def counting(by):  # beside the weights, one leaf that moves a thousand times less
+        def stepped(state, x):
+            rest, metrics = STEP({name: state[name] for name in weights()}, x)
+            return rest | {"count": state["count"] + by}, metrics
+        return plain(step=stepped, gradients=None, state=weights() | {"count": jnp.zeros(1)})
+
+    right, wrong = counting(1e-5), counting(1.01e-5)
+    proofs.assert_same_training(right, right, BATCHES[:3])
+    with pytest.raises(ProofFailed, match="parameter after the last step, leaf count: .*e-06 of "):
+        proofs.assert_same_training(wrong, right, BATCHES[:3])

@@ -260,4 +260,7 @@ def test_a_folder_may_be_a_text(tmp_path):
 def test_a_process_that_is_not_the_first_writes_no_progress(tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     with Checkpoints(tmp_path):
-        assert not (tmp_path / "progress.jsonl").exists()
+        assert not (tmp_path / "progress").exists()
+    monkeypatch.undo()
+    with Checkpoints(tmp_path):
+        assert (tmp_path / "progress").exists()
