@@ -62,9 +62,7 @@ def _scheduled(program, name, seen=None):
 
 
 def _runs(instruction):
-    """Names of the computations that a loop, a conditional or a call runs."""
-    if instruction.opcode not in ("while", "conditional", "call"):
-        return []
+    """Names of the computations that a loop, a conditional or a call runs, or a reduction."""
     return [*instruction.called("body", "condition", "to_apply"),
             *execution.branches_of(instruction)]
 
