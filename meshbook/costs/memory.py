@@ -227,3 +227,23 @@ def _logits(step, size, chunk):
     else:
         head = sum(each.used for each in step.placed[-len(step.table.last):])
     return (step.table.logits or size.number) * size.numbers("BV", [tokens, count]) + 4 * head
+
+
+def zero_state(stage: int, parameters: int, devices: int, narrow: bool = False):
+    """{what: bytes} of the training state on one device, as this stage of ZeRO splits it.
+
+    stage: 0 for data parallelism, or 1 to 3; parameters: those that the devices along "batch"
+    divide, as this book's rules divide what has a D. All is float32, and Adam has two moments.
+    narrow: weights and gradients in bfloat16, with "master weights" in float32 beside the moments.
+    Raises ValueError for another stage.
+
+    Source: Rajbhandari et al. 2020, section 3.1 (2 + 2 + 12 bytes for a parameter).
+    """
+    if stage not in range(4):
+        raise ValueError(f"expected stage 0, 1, 2 or 3 of ZeRO; found {stage}")
+    number = 2 if narrow else 4
+    each = {"parameters": (number, 3), "gradients": (number, 2), "moments": (8, 1)}
+    if narrow:
+        each["master weights"] = 4, 1
+    return {what: size * parameters // (devices if stage >= first else 1)
+            for what, (size, first) in each.items()}

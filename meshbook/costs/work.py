@@ -18,6 +18,11 @@ class Work(NamedTuple):
     done: float
     spent: float
 
+    @property
+    def factor(self):
+        """What the device does, as a multiple of what is useful."""
+        return self.done / self.useful
+
 
 def step_work(step: Step):
     """The Work of a Step. Raises ValueError for experts without a capacity."""

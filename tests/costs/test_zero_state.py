@@ -1,7 +1,7 @@
 """The training state under ZeRO by formula: the paper's recipe, float32, and bad input."""
 import pytest
 
-from meshbook.planning.estimates import zero_state
+from meshbook.costs.memory import zero_state
 
 
 @pytest.mark.parametrize("stage, wide, narrow", [
