@@ -51,6 +51,18 @@ def bytes_moved(step: Step, tiles: bool = True):
             "logits": 4 * 4 * m * logits}
 
 
+def bytes_at_least(step: Step, tiles: bool = True):
+    """Bytes to and from the memory of one device in a step with Adam, at the least.
+
+    What waits for the backward pass is written once and read once; logits need not be, a compiler
+    may fuse them into the loss. The weights are read forward and backward; Adam reads weights,
+    gradients and both moments, and writes three of them back; the gradients had to be written.
+    """
+    held = step_memory(step, tiles)
+    weights = held.gathered or held.parameters
+    return 2 * (step.plan.microbatches * held.activations + weights) + 8 * held.parameters
+
+
 def numbers_drawn(step: Step):
     """Random numbers that one device draws for dropout: those of its own rows and layers."""
     forward, redone, _ = passes_of(step.plan)

@@ -39,3 +39,16 @@ def step_work(step: Step):
         narrow = "U" in row.letters  # between the queries and keys of one head
         spent += each.flops * passes * (max(1, SIDE / step.sizes["K"]) if narrow else 1)
     return Work(useful, done, spent)
+
+
+def extend_flops(step: Step, tokens: int):
+    """FLOPs of the products with which one device reads so many new tokens of each of its rows,
+    with a cache of the keys and values of all others.
+
+    All new tokens go through the layers, where they meet all columns of the cache, also the empty
+    and the masked ones; only the last one's logits are computed, padding included. A prefill has
+    the tokens of the prompt, a decode step has one.
+    """
+    layers = sum(each.flops for each in step.placed if each.in_layers)
+    head = sum(each.flops for each in step.placed if "V" in each.row.made)
+    return (tokens * layers + head) / step.sizes["T"]

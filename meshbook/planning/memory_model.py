@@ -1,6 +1,6 @@
 """What a TPU's compiler asks for, predicted: the formula's bytes, and two constants per TPU.
 
-`meshbook.planning.costs` counts what a training step must hold. A compiler adds what it works with,
+`meshbook.costs` counts what a training step must hold. A compiler adds what it works with,
 keeps some arrays in the chip's own memory instead, and leaves gaps between buffers. Here its
 answers are compared with the formula, constants are fitted to them, and the fit is cross-validated.
 """
@@ -10,9 +10,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from meshbook.models.minigpt import MiniGPTConfig
-from meshbook.models.vit import ViTConfig
-from meshbook.planning import costs
+from meshbook.costs.timeline import step_peak
+from meshbook.planning.programs import step_of
 from meshbook.planning.topologies import Compilation
 
 OTHER_PROGRAMS = ("layout", "checkpoint", "parts", "undone", "dropout", "dtype",
@@ -23,7 +22,7 @@ ENOUGH = 10  # programs of the ViT that a TPU must have for constants of its own
 class Cell(NamedTuple):
     """A program that was compiled for a TPU, in bytes per device.
 
-    formula: `costs.step_peak`. live: what arrays fill when they fill most, `Compilation.held`.
+    formula: `step_peak`. live: what arrays fill when they fill most, `Compilation.held`.
     peak: what the program asks for, with the gaps between them; this has to fit.
     """
 
@@ -89,27 +88,9 @@ def sort_out(record: Mapping[str, Compilation]):
         elif found.rematerialised:
             apart[name] = f"{found.rematerialised} operations rematerialised"
         else:
-            cells.append(Cell(name, found.topology, by_formula(name, found.mesh), found.held,
-                              found.peak))
+            formula = step_peak(step_of(name, found.mesh))
+            cells.append(Cell(name, found.topology, formula, found.held, found.peak))
     return cells, apart
-
-
-def by_formula(name: str, mesh: Mapping[str, int]):
-    """Bytes per device, by formula, of a program of the record.
-
-    name: such as "v5e-8 (4, 2) 64 row=fully_sharded model=MiniGPT"; mesh: {axis: size}, or {}.
-    """
-    special = dict(re.findall(r"(\w+)=(\S+)", name))
-    rows, ways = mesh.get("batch", 1), mesh.get("model", 1)
-    batch = int(re.search(r"(?:none|\)) (\d+)", name)[1]) // rows
-    shards = rows if special.get("row") == "fully_sharded" else 1
-    if special.get("model") == "MiniGPT":
-        held = costs.gpt_step_memory(MiniGPTConfig(), batch, ways, shards)
-    else:
-        embed = int(special.get("embed", 384))
-        config = ViTConfig(embed=embed, hidden=4 * embed)
-        held = costs.vit_step_memory(config, batch, ways, shards)
-    return costs.step_peak(held)
 
 
 def fit(cells: Sequence[Cell]):

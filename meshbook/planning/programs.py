@@ -7,9 +7,14 @@ programs whose times were published.
 import json
 import lzma
 import re
+from collections.abc import Mapping
 
 from jax.sharding import AbstractMesh
 
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
+from meshbook.models.minigpt import MiniGPTConfig
+from meshbook.models.vit import ViTConfig
 from meshbook.planning.topologies import RESULTS
 
 
@@ -39,3 +44,19 @@ def recorded_program(name: str):
     sizes = re.search(r"\((\d+), (\d+)\)", name).groups()
     return lzma.decompress(path.read_bytes()).decode(), AbstractMesh(
         tuple(map(int, sizes)), ("batch", "model"))
+
+
+def step_of(name: str, mesh: Mapping[str, int]):
+    """The Step of a program of the ViT or of MiniGPT in the record, by its name.
+
+    name: such as "v5e-8 (4, 2) 64 row=fully_sharded model=MiniGPT"; mesh: {axis: size}, or {}.
+    """
+    special = dict(re.findall(r"(\w+)=(\S+)", name))
+    embed = int(special.get("embed", 384))
+    config = MiniGPTConfig() if special.get("model") == "MiniGPT" else ViTConfig(
+        embed=embed, hidden=4 * embed)
+    return describe(config, Plan(
+        mesh.get("batch", 1), model=mesh.get("model", 1),
+        rules=special.get("row", "tensor_parallel"), microbatches=int(special.get("parts", 1)),
+        remat="all" if special.get("checkpoint") == "True" else "none"),
+        rows=int(re.search(r"(?:none|\)) (\d+)", name)[1]))

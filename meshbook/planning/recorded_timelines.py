@@ -9,12 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from meshbook.costs.timeline import Moment, step_timeline
 from meshbook.hlo import module
 from meshbook.hlo.memory_kinds import StepMemory, kinds_over_time
-from meshbook.models.minigpt import MiniGPTConfig
-from meshbook.models.vit import ViTConfig
-from meshbook.planning.memory_timeline import Moment, memory_timeline
-from meshbook.planning.programs import recorded_program
+from meshbook.planning.programs import recorded_program, step_of
 
 SAME_KINDS = {  # of a program's kinds and of the formula's, where they mean the same
     "parameters, moments": ("parameters", "moments"),
@@ -69,23 +67,9 @@ def compare_timelines(name: str):
     name: such as "v5e-8 (8, 1) 1024 row=fully_sharded". Raises ValueError where none was kept.
     """
     text, mesh = recorded_program(name)
-    config, moments = timeline_by_formula(name, mesh.shape)
-    step = kinds_over_time(text)
-    return Comparison(moments, _places(text, config.layers, step.total), step)
-
-
-def timeline_by_formula(name: str, mesh: Mapping[str, int]):
-    """(config, Moments) of a step of the record: a model of the book's size, and its timeline.
-
-    name: of the record, with its `parts`, `checkpoint`, `row` and `model`; mesh: {axis: size}.
-    """
-    special = dict(re.findall(r"(\w+)=(\S+)", name))
-    rows, ways = mesh.get("batch", 1), mesh.get("model", 1)
-    batch = int(re.search(r"(?:none|\)) (\d+)", name)[1]) // int(special.get("parts", 1)) // rows
-    config = MiniGPTConfig() if special.get("model") == "MiniGPT" else ViTConfig()
-    return config, memory_timeline(
-        config, batch, ways, rows if special.get("row") == "fully_sharded" else 1,
-        checkpointed=special.get("checkpoint") == "True")
+    planned, step = step_of(name, mesh.shape), kinds_over_time(text)
+    places = _places(text, planned.config.layers, step.total)
+    return Comparison(step_timeline(planned), places, step)
 
 
 def _places(text, layers, total):
