@@ -235,7 +235,10 @@ def write(config: Config, axes: dict[str, int], state: Any, encoding: Any):
 
 def dry_run(config: Config):
     """Compile the step for a TPU that is not here, and say what the run would take."""
-    from meshbook.planning.dry_runs import compile_run, said_of, useful_flops
+    from meshbook.costs.plans import Plan
+    from meshbook.costs.step import describe
+    from meshbook.costs.work import step_work
+    from meshbook.planning.dry_runs import compile_run, said_of
 
     jax.config.update("jax_platforms", "cpu")  # libtpu would look for a TPU
     B, side, axes = config.batch, getattr(config.model, "image", 0), axes_of_mesh(config.mesh)
@@ -246,7 +249,8 @@ def dry_run(config: Config):
         batch = {"inputs": ((B, side, side, 3), jnp.uint8), "labels": ((B,), jnp.int32)}
         prepare = images.load_digits().prepare
     found = compile_run(config.dry_run, axes, batch, prepare=prepare, **parts(config, axes))
-    print(said_of(*found, config.steps, batch["labels"][0], useful_flops(config.model, B)))
+    useful = step_work(describe(config.model, Plan(), B)).useful
+    print(said_of(*found, config.steps, batch["labels"][0], useful))
 
 
 def wandb_log(config: Config, folder: Path, first: bool):

@@ -24,6 +24,9 @@ from benchmarks.accelerator_cells import CALLS, Cell
 from benchmarks.accelerator_worker import Timer, answer, contest
 from benchmarks.bench_dispatch import object_step
 from benchmarks.odds_kernel import kernel_odds
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
+from meshbook.costs.work import step_work
 from meshbook.hlo.flops import work
 from meshbook.hlo.memory import memory_traffic
 from meshbook.hlo.options import keep_programs
@@ -32,7 +35,6 @@ from meshbook.models.fast import FastMiniGPT, FastViT, class_token_saving, train
 from meshbook.models.fused_loss import one_pass_cross_entropy
 from meshbook.models.losses import language_loss
 from meshbook.models.published import PublishedMiniGPT, PublishedViT
-from meshbook.planning import costs
 from meshbook.sharding import Sharding
 from meshbook.training import as_it_is, create_state, loss_and_metrics, train_step
 
@@ -98,8 +100,8 @@ def contestants(cell):
     own = jax.random.key(0, impl="rbg")
     ours = lambda *args, key=key, batch=batch, steps=1, **options: partial(
         lambda: state_timer(fresh(*args, **options), key, batch, steps))
+    useful = step_work(describe(cell.config, Plan(), cell.batch)).useful
     if cell.model == "gpt":
-        useful, _ = costs.gpt_step_flops(cell.config, cell.batch)
         fast = dict(key=own, kernel=kernel(cell))
         built = {
             "the sources' way": partial(source_timer, cell, batch),
@@ -112,7 +114,6 @@ def contestants(cell):
         if kernel(cell) and not cell.tiny:
             built["fast, one-pass kernel"] = ours(FastMiniGPT, cell, IN_KERNEL, **fast)
         return {name: (build, useful) for name, build in built.items()}
-    useful, _ = costs.vit_step_flops(cell.config, cell.batch)
     less = useful - class_token_saving(cell.config, cell.batch)
     fast = dict(key=own, kernel=kernel(cell))
     return {

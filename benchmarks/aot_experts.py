@@ -18,13 +18,15 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 from benchmarks import bench_experts
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
+from meshbook.costs.work import step_work
 from meshbook.models.balanced_loss import balanced_loss
 from meshbook.models.decoder import Decoder, DecoderConfig
 from meshbook.models.expert_layers import ExpertSizes
 from meshbook.models.losses import language_loss
 from meshbook.planning import topologies
 from meshbook.planning.clocks import device_of
-from meshbook.planning.decoder_costs import decoder_step_flops
 from meshbook.planning.expert_programs import RECORD
 from meshbook.profiling.estimated_runs import estimated_run
 from meshbook.sharding import Sharding
@@ -104,7 +106,7 @@ class Step:
         """FLOPs of one chip: those of the dense decoder, and of the routers."""
         dense = dataclasses.replace(self, across=0).config
         routers = 3 * 2 * self.embed * self.experts * self.tokens * self.rows * self.layers
-        return decoder_step_flops(dense, self.rows)[0] + bool(self.across) * routers
+        return step_work(describe(dense, Plan(), self.rows)).useful + bool(self.across) * routers
 
     def program(self):
         """The step, and the shapes and layouts of its arguments."""

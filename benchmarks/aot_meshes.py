@@ -13,11 +13,12 @@ from functools import partial
 import jax.numpy as jnp
 import optax
 
+from meshbook.costs.plans import Plan
 from meshbook.models.decoder import DecoderConfig
 from meshbook.models.expert_layers import JAXFORMER
 from meshbook.planning import topologies
 from meshbook.planning.clocks import clocked, device_of
-from meshbook.planning.meshes import RECORD, Plan
+from meshbook.planning.mesh_programs import RECORD
 from meshbook.planning.plan_programs import plan_program, taken_by
 from meshbook.profiling.estimated_runs import estimated_run
 from meshbook.training import clipped, decayed

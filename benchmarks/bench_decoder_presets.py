@@ -8,7 +8,7 @@ it scales.
 from functools import partial
 
 from benchmarks.decoder_runs import ONE, Steps, assert_same_losses, begin, in_turns, middle, rows_of
-from meshbook.planning.decoder_costs import PRESETS
+from meshbook.costs.plans import PRESETS
 from meshbook.proofs import collectives
 from meshbook.sharding import Sharding
 

@@ -6,7 +6,9 @@ formula's; temporaries are the compiler's, of one device.
 
 from benchmarks.decoder_runs import Steps, assert_same_losses, begin, in_turns, middle, rows_of
 from meshbook.models.decoder_config import POLICIES
-from meshbook.planning.decoder_costs import decoder_step_flops
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
+from meshbook.costs.work import step_work
 from meshbook.proofs import work
 from meshbook.sharding import Sharding
 
@@ -23,7 +25,7 @@ def measured(config, rows, rounds=ROUNDS):
              for name, way in ways.items()}
     assert_same_losses({name: steps(2) for name, steps in found.items()})
     done = {name: work(steps.program) for name, steps in found.items()}
-    useful = decoder_step_flops(config, rows)[0] / 8
+    useful = step_work(describe(config, Plan(8), rows)).useful
     held = {name: steps.program.memory_analysis().temp_size_in_bytes
             for name, steps in found.items()}
     notes = {name: [f"{done[name] / useful:.3f} of the useful work", f"{held[name] / 1e6:.1f} MB "

@@ -16,9 +16,11 @@ import optax
 from flax import nnx
 
 from helpers import start
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
+from meshbook.costs.traffic import step_traffic
 from meshbook.hlo.collectives import Traffic
 from meshbook.models import ViT, ViTConfig
-from meshbook.planning.costs import vit_step_traffic
 from meshbook.proofs import collectives
 from meshbook.sharding import Sharding, make_mesh, place
 from meshbook.training import create_state, train_step
@@ -117,7 +119,8 @@ def traffic(shape):
     with jax.set_mesh(mesh):
         compiled = train_step.lower(*run).compile()
     passed = time.perf_counter() - begin
-    moved, predicted = collectives(compiled, mesh), vit_step_traffic(config, mesh, B)
+    moved, planned = collectives(compiled, mesh), Plan(**mesh.shape, rules="tensor_parallel")
+    predicted = step_traffic(describe(config, planned, B))
     name = f"six layers on {shape}"
     rows = [
         {"name": f"{name}: compile", "value": passed, "unit": "s"},
@@ -126,7 +129,7 @@ def traffic(shape):
     ]
     for axis in mesh.axis_names:
         rows.append({"name": f"{name}: along {axis}", "value": moved.along(axis).bytes,
-                     "unit": "B a device", "floor": Traffic(predicted).along(axis).bytes,
+                     "unit": "B a device", "floor": predicted.along(axis).bytes,
                      "note": "floor: the formula"})
     return rows
 

@@ -31,12 +31,12 @@ from benchmarks import tinystories
 from benchmarks.__main__ import machine, provenance
 from benchmarks.decoder_learning import load, train
 from helpers import start
+from meshbook.costs import plans
+from meshbook.costs.step import describe
 from meshbook.models.balanced_loss import balanced_loss
 from meshbook.models.decoder import Decoder, DecoderConfig
 from meshbook.models.expert_layers import ExpertSizes
 from meshbook.models.losses import language_loss
-from meshbook.planning.decoder_costs import decoder_parameters
-from meshbook.planning.expert_costs import expert_decoder_parameters
 from meshbook.planning.topologies import RESULTS
 from meshbook.sharding import Sharding
 from meshbook.training import language_recipe
@@ -85,9 +85,7 @@ def configs(corpus, vocabulary):
 
 def used(config):
     """How many parameters one token uses."""
-    if config.experts is None:
-        return decoder_parameters(config)
-    return expert_decoder_parameters(config, active=True)
+    return describe(config, plans.Plan(), rows=1).active
 
 
 def one_run(data, corpus, steps, name, peak, seed):

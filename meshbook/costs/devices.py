@@ -95,3 +95,12 @@ def floors(device: Device, flops: int | float, moved: int | float, wire: int | f
     """
     return {"compute": flops / device.flops, "memory": moved / device.bandwidth,
             "interconnect": wire / device.interconnect}
+
+
+def tokens_to_hide(device: Device, heads: int, groups: int, width: int = 2):
+    """Tokens of each device whose products take as long as a zigzag ring's next keys and values.
+
+    Forward, with numbers of so many bytes: 2·H·K·t² FLOPs against 2·width·t·G·K bytes in one
+    direction of a link.
+    """
+    return width * device.flops / device.link * groups / heads

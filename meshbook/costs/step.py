@@ -131,6 +131,15 @@ class Step:
         return {name: sum(getattr(each, name) for each in self.placed)
                 for name in ("used", "stored", "gradients", "moments")}
 
+    @functools.cached_property
+    def active(self):
+        """Numbers of stored parameters that one token uses: of experts those that it goes to."""
+        def part(each):
+            if "E" not in each.row.shape:
+                return each.stored
+            return each.stored * self.config.experts.active // self.config.experts.count
+        return sum(map(part, self.placed))
+
     def numbers_of(self, letters: str):
         """Numbers of an activation of these letters on one device, of a microbatch."""
         if letters not in self._held:

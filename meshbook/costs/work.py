@@ -52,3 +52,12 @@ def extend_flops(step: Step, tokens: int):
     layers = sum(each.flops for each in step.placed if each.in_layers)
     head = sum(each.flops for each in step.placed if "V" in each.row.made)
     return (tokens * layers + head) / step.sizes["T"]
+
+
+def causal_work(step: Step):
+    """Useful FLOPs of one device, of which attention has only the pairs that a causal mask leaves:
+    (T + 1)/2 of the T keys of a query.
+    """
+    T = step.sizes["T"]
+    return sum(each.useful * (1 + each.row.gradients)
+               * ((T + 1) / (2 * T) if "U" in each.row.letters else 1) for each in step.placed)

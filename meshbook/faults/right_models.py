@@ -21,12 +21,15 @@ from flax.serialization import to_state_dict
 from jax.sharding import Mesh, PartitionSpec as P
 
 from meshbook import proofs, training
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
+from meshbook.costs.traffic import step_traffic
+from meshbook.costs.work import step_work
 from meshbook.data import tokens
 from meshbook.models import reference
 from meshbook.models.losses import language_loss
 from meshbook.models.minigpt import MiniGPT, MiniGPTConfig
 from meshbook.models.vit import ViT, ViTConfig
-from meshbook.planning import costs
 from meshbook.sharding import Sharding, make_mesh, place
 from meshbook.training.optimizers import language_recipe
 
@@ -156,31 +159,27 @@ def texts(seed: int):
 
 def vit(preset: str = "tensor_parallel"):
     """The ViT under Adam, dropout on: a Trial that is right."""
-    mesh, ways, rows = mesh_of(), 2, 1
-    traffic = costs.vit_step_traffic(VIT, mesh, B)
-    if preset == "fully_sharded":
-        rows = mesh.shape["batch"]
-        gathers = costs.step_gathers(costs.vit_parameters, VIT, mesh)
-        traffic |= {("all-gather", "batch"): (10 * VIT.layers + 7, gathers)}
-    useful, factor = costs.vit_step_flops(VIT, B, ways)
+    mesh = mesh_of()
+    step = describe(VIT, Plan(**mesh.shape, rules=preset), B)
+    work = step_work(step)
     return Trial(
         ViT, VIT, getattr(Sharding, preset)(), ADAM, training.loss_and_metrics,
         tuple(map(images, range(STEPS))), *beside(ViT, VIT, ADAM, reference.vit), RULES[preset],
-        costs.vit_parameters(VIT, ways, rows), 1, traffic, useful, factor, mesh)
+        step.numbers["stored"], 1, step_traffic(step), mesh.size * work.useful, work.factor, mesh)
 
 
 def gpt():
     """MiniGPT, tensor-parallel, under its recipe: clipping, dropout, documents, weights."""
-    mesh, ways = mesh_of(), 2
+    mesh = mesh_of()
+    step = describe(GPT, Plan(**mesh.shape, rules="tensor_parallel"), B)
+    work, traffic = step_work(step), step_traffic(step, clipped=True)
     alone = beside(MiniGPT, GPT, RECIPE, reference.minigpt, classes=GPT.vocabulary)
-    traffic = costs.gpt_step_traffic(GPT, mesh, B)
     count, size = traffic["all-reduce", ("batch",)]
     traffic["all-reduce", ("batch",)] = count + 1, size + 4  # the weights' sum, ahead of the rest
-    useful, factor = costs.gpt_step_flops(GPT, B)
     return Trial(
         MiniGPT, GPT, Sharding.tensor_parallel(), RECIPE, language_loss,
         tuple(map(texts, range(STEPS))), *alone, RULES["tensor_parallel"],
-        costs.gpt_parameters(GPT, ways), 3, traffic, useful, factor, mesh)
+        step.numbers["stored"], 3, traffic, mesh.size * work.useful, work.factor, mesh)
 
 
 SPLIT = {"H": "model", "F": "model", "V": "model"}  # written down once more, to be compared with

@@ -7,10 +7,12 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
+from meshbook.costs.work import causal_work
 from meshbook.drawing.figures import bars
 from meshbook.models.decoder_config import DecoderConfig
 from meshbook.planning.clocks import device_of
-from meshbook.planning.context_costs import causal_flops
 from meshbook.planning.topologies import RESULTS, Compilation
 from meshbook.text import text_table
 
@@ -68,7 +70,7 @@ def timed_rows():
             links, exposed = map(sum, zip(*(
                 times for kind, times in program.seen.items() if kind != "all-reduce")))
             ms, chip = program.clock["step"], device_of(cell["tpu"])
-            useful = causal_flops(recorded_config(cell["tokens"]), 1)
+            useful = causal_work(describe(recorded_config(cell["tokens"]), Plan(), 1))
             mfu = useful / cell["devices"] / (ms / 1e3) / chip.flops
             found.append(Timed(cell["way"], cell["tokens"], ms, links, exposed,
                                program.clock["kinds"]["copy"], mfu))

@@ -14,13 +14,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshbook.drawing import svg
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
+from meshbook.costs.work import step_work
 from meshbook.drawing.figures import bars
 from meshbook.drawing.strips import draw_strips
 from meshbook.hlo import execution, module
 from meshbook.hlo.exchanges import Exchanges
 from meshbook.models.decoder import DecoderConfig
 from meshbook.planning.clocks import device_of
-from meshbook.planning.decoder_costs import decoder_step_flops
 from meshbook.planning.topologies import RESULTS, Compilation
 from meshbook.profiling.estimated_runs import estimated_run
 
@@ -46,9 +48,9 @@ class Recorded:
 
     @property
     def useful(self):
-        """The useful FLOPs of a step, of one device, by `decoder_step_flops`."""
-        devices = math.prod(self.cell["shape"])
-        return decoder_step_flops(self.config, self.cell["batch"])[0] / devices
+        """The useful FLOPs of a step, of one device."""
+        rows, ways = self.cell["shape"]
+        return step_work(describe(self.config, Plan(rows, model=ways), self.cell["batch"])).useful
 
     @property
     def utilisation(self):

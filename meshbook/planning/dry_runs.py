@@ -9,12 +9,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 from meshbook.costs.devices import GIB
-from meshbook.models import MiniGPTConfig, ViTConfig
-from meshbook.models.decoder import DecoderConfig
 from meshbook.planning.clocks import device_of
-from meshbook.planning.costs import gpt_step_flops, vit_step_flops
-from meshbook.planning.mesh_steps import plan_work
-from meshbook.planning.meshes import Plan
 from meshbook.planning.topologies import Compilation, compile_for, tpu_mesh
 from meshbook.text import scaled, sized_bytes
 from meshbook.training import abstract_state, train_step
@@ -34,17 +29,6 @@ def compile_run(topology: str, axes: Mapping[str, int], batch: Mapping[str, Any]
     key = jax.eval_shape(lambda: jax.random.key(0))
     made = compile_for(topology, train_step, state, batch, key)
     return made, sum(leaf.size for leaf in jax.tree.leaves(state.params))
-
-
-def useful_flops(config: ViTConfig | MiniGPTConfig | DecoderConfig, rows: int):
-    """FLOPs that a training step with so many rows has to do: nothing twice, nothing for padding.
-
-    Of experts only those that a token goes to.
-    """
-    if isinstance(config, DecoderConfig):
-        return plan_work(config, Plan(), rows).useful
-    flops = vit_step_flops if isinstance(config, ViTConfig) else gpt_step_flops
-    return flops(config, rows)[0]
 
 
 def said_of(made: Compilation, parameters: int, steps: int, labels: Sequence[int],

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshbook.costs.devices import GIB
+from meshbook.costs.plans import Plan
 from meshbook.drawing.figures import bars
-from meshbook.planning.meshes import RECORD, Plan
 from meshbook.planning.topologies import RESULTS, Compilation
 from meshbook.text import text_table
 
+RECORD = "tpu-meshes.json"
 SLICES = "2 slices v4:2x2x1"
 SLICED = dict(vocabulary=1_024, tokens=256, embed=512, hidden=2048, heads=8, layers=4)
 RULES = {"tensor_parallel": "whole", "fully_sharded": "fsdp", "fully_sharded_kept": "fsdp",

@@ -6,10 +6,12 @@ longest of the branches that some device takes, because all of them meet at the 
 import json
 from typing import NamedTuple
 
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
+from meshbook.costs.work import step_work
 from meshbook.drawing.figures import bars
 from meshbook.models.decoder import DecoderConfig
 from meshbook.planning.clocks import device_of
-from meshbook.planning.decoder_costs import decoder_step_flops
 from meshbook.planning.topologies import RESULTS, Compilation
 from meshbook.text import text_table
 
@@ -29,7 +31,7 @@ class Recorded(NamedTuple):
         config = DecoderConfig(**{name: self.cell[name] for name in SIZES})
         across, stages = self.cell["shape"]
         rows = across * self.cell["rows"] * self.cell["microbatches"]
-        return decoder_step_flops(config, rows)[0] / (across * stages)
+        return step_work(describe(config, Plan(across, stage=stages), rows)).useful
 
     @property
     def utilisation(self):

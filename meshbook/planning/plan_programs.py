@@ -10,6 +10,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
+from meshbook.costs.plans import Plan, rules_of
 from meshbook.models.balanced_loss import balanced, balanced_loss
 from meshbook.models.decoder import Decoder, DecoderConfig
 from meshbook.models.losses import language_loss
@@ -17,20 +18,10 @@ from meshbook.models.pipelined import pipelined
 from meshbook.parallel import schedules, slots
 from meshbook.parallel.accumulation import in_microbatches
 from meshbook.parallel.pipeline import by_tick, gpipe, one_f_one_b
-from meshbook.planning.decoder_costs import PRESETS
-from meshbook.planning.meshes import Plan
 from meshbook.training import abstract_state, as_it_is, train_step
 
 SCHEDULES = {"gpipe": gpipe, "lockstep": one_f_one_b,
              "zero_bubble": slots.in_slots(schedules.zero_bubble)}
-
-
-def plan_rules(plan: Plan):
-    """The sharding rules of a plan: its preset, experts and rows over "expert", and stages."""
-    rules = PRESETS[plan.rules]()
-    if plan.expert > 1:
-        rules = rules.also(E="expert", B=("batch", "expert"))
-    return rules.in_stages() if plan.stage > 1 else rules
 
 
 def plan_loss(config: DecoderConfig, plan: Plan):
@@ -48,7 +39,7 @@ def plan_program(config: DecoderConfig, plan: Plan, rows: int, mesh: Mesh,
 
     rows: B of a step; optimizer: SGD, where none is given; names: of the arrays (B, T) of a batch.
     """
-    config, rules = dataclasses.replace(config, remat=plan.remat), plan_rules(plan)
+    config, rules = dataclasses.replace(config, remat=plan.remat or config.remat), rules_of(plan)
     across = ("batch", "expert") if plan.expert > 1 else "batch"
     optimizer = optimizer or optax.sgd(0.1)
     if config.experts and config.experts.biased:
