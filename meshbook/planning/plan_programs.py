@@ -20,8 +20,12 @@ from meshbook.parallel.accumulation import in_microbatches
 from meshbook.parallel.pipeline import by_tick, gpipe, one_f_one_b
 from meshbook.training import abstract_state, as_it_is, train_step
 
-SCHEDULES = {"gpipe": gpipe, "lockstep": one_f_one_b,
-             "zero_bubble": slots.in_slots(schedules.zero_bubble)}
+TABLES = {  # of slots, for F, B and W of a microbatch
+    "one_f_one_b": lambda stages, microbatches: schedules.split_backward(
+        schedules.one_f_one_b(stages, microbatches)),
+    "zero_bubble": schedules.zero_bubble}
+SCHEDULES = {"gpipe": gpipe, "lockstep": one_f_one_b} | {
+    name: slots.in_slots(make) for name, make in TABLES.items()}
 
 
 def plan_loss(config: DecoderConfig, plan: Plan):
@@ -60,4 +64,4 @@ def taken_by(plan: Plan) -> Any:
         return None
     if plan.schedule == "lockstep":
         return by_tick(plan.stage, plan.microbatches)
-    return slots.table_of(schedules.zero_bubble(plan.stage, plan.microbatches)).by_turn
+    return slots.table_of(TABLES[plan.schedule](plan.stage, plan.microbatches)).by_turn
