@@ -5,12 +5,14 @@ import json
 import pytest
 
 from benchmarks import aot_context
-from meshbook.costs.devices import DEVICES
-from meshbook.planning import context_costs, context_programs
+from meshbook.costs.devices import DEVICES, tokens_to_hide
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
+from meshbook.costs.work import causal_work, step_work
+from meshbook.planning import context_programs
 from meshbook.planning.context_programs import (
     draw_rows, longest_rows, table_of_rows, table_of_times, timed_rows
 )
-from meshbook.planning.decoder_costs import decoder_step_flops
 from meshbook.planning.topologies import RESULTS
 
 RECORD = json.loads((RESULTS / context_programs.RECORD).read_text("utf8"))["cells"]
@@ -71,12 +73,11 @@ def test_the_table_of_times_has_every_way():
 
 def test_what_was_compiled_is_what_the_benchmark_compiles():
     assert context_programs.recorded_config(65_536) == aot_context.Cell("ring", 8, 65_536).config
-    useful = context_costs.causal_flops(context_programs.recorded_config(4), 2)
-    square = decoder_step_flops(context_programs.recorded_config(4), 2)[0]
-    assert square - useful == 3 * 4 * 1024 * 12 * 2 * (16 - 10)  # 10 of 16 scores are seen
+    step = describe(context_programs.recorded_config(4), Plan(), 2)
+    assert step_work(step).useful - causal_work(step) == 3 * 4 * 1024 * 12 * 2 * (16 - 10)  # 10 of 16 scores are seen
 
 
 def test_a_link_is_hidden_by_as_many_tokens_as_groups_share():
     chip = DEVICES["TPU v5e"]
-    assert round(context_costs.tokens_to_hide(chip, 16, 16)) == 7_880
-    assert round(context_costs.tokens_to_hide(chip, 16, 2)) == 985
+    assert round(tokens_to_hide(chip, 16, 16)) == 7_880
+    assert round(tokens_to_hide(chip, 16, 2)) == 985

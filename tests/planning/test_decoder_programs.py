@@ -2,7 +2,6 @@
 import dataclasses
 import json
 import math
-import types
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +9,12 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
+from meshbook.costs.traffic import step_traffic
+from meshbook.costs.work import step_work
 from meshbook.planning import decoder_programs
 from meshbook.planning.clocks import device_of
-from meshbook.planning.decoder_costs import (
-    decoder_step_flops, decoder_step_traffic, layer_products, layers_of
-)
 from meshbook.planning.decoder_programs import (
     NOWHERE, SCATTERED, WHOLE, Recorded, draw_decoder_steps, draw_sums, look, recorded_decoders,
     split_letter, sums_by_split, sums_of_gradients, time_by_part,
@@ -53,17 +53,13 @@ def test_dense_layers_multiply_as_much_as_the_active_experts():
 def test_the_work_is_that_of_the_formula(name):
     found = RECORD[name]
     rows, ways = found.cell["shape"]
-    useful, factor = decoder_step_flops(found.config, found.cell["batch"], ways,
-                                        **{"preset": found.cell["row"]} if ways > 1 else {})
-    work, again = found.program.flops * rows * ways, 0
+    step = describe(found.config, Plan(rows, model=ways, rules=found.cell["row"]),
+                    found.cell["batch"])
+    done, again = step_work(step).done, 0
     if found.cell["tpu"].startswith("v6e"):  # whose compiler keeps no scores of a row
-        each = {positions: layer_products(found.config, positions, ways)["scores"]
-                for positions in (True, False)}
-        tokens = found.cell["batch"] * found.config.tokens
-        again = 2 * tokens * sum(count * each[positions]
-                                 for count, positions in layers_of(found.config))
-    assert work == pytest.approx(factor * useful + again, rel=1e-3) or (
-        found.program.rematerialised and work > factor * useful)
+        again = 2 * sum(each.flops for each in step.placed if "U" in each.row.made)
+    assert found.program.flops == pytest.approx(done + again, rel=1e-3) or (
+        found.program.rematerialised and found.program.flops > done)
 
 
 @pytest.mark.parametrize("name", TIMED)
@@ -71,7 +67,7 @@ def test_utilisation_is_useful_work_over_what_the_chip_could_do(name):
     found = RECORD[name]
     device = device_of(found.cell["tpu"])
     most = device.flops * found.program.clock["step"] / 1e3 * math.prod(found.cell["shape"])
-    useful, _ = decoder_step_flops(found.config, found.cell["batch"])
+    useful = step_work(describe(found.config, Plan(), found.cell["batch"])).useful
     assert found.utilisation == pytest.approx(useful / most)
     assert 0.05 < found.utilisation < found.program.flops / (most / math.prod(found.cell["shape"]))
     assert sum(found.parts.values()) == pytest.approx(found.program.clock["step"], rel=1e-6)
@@ -85,10 +81,8 @@ def test_utilisation_is_useful_work_over_what_the_chip_could_do(name):
 def test_weights_are_gathered_in_bfloat16_by_the_formula(name):
     found = RECORD[name]
     times = 1 / 2 if found.cell["parts"] else 1  # gathered once, before the first of the parts
-    mesh = types.SimpleNamespace(shape=found.program.mesh)
-    key = "all-gather", ("batch",)
-    expected = decoder_step_traffic(found.config, mesh, found.cell["batch"], "fully_sharded",
-                                    clipped=True, number=2)[key].bytes
+    key, plan = ("all-gather", ("batch",)), Plan(**found.program.mesh, rules="fully_sharded")
+    expected = step_traffic(describe(found.config, plan, found.cell["batch"]), 2, True)[key].bytes
     assert found.program.traffic[key].bytes == pytest.approx(expected * times, rel=2e-3)
 
 

@@ -6,16 +6,11 @@ import optax
 import pytest
 from flax import nnx
 
-from meshbook.models import MiniGPTConfig, ViTConfig
 from meshbook.models.decoder import Decoder, DecoderConfig
-from meshbook.models.expert_layers import ExpertSizes
 from meshbook.models.pipelined import pipelined
 from meshbook.parallel.pipeline import one_f_one_b
 from meshbook.planning import topologies
-from meshbook.planning.costs import gpt_step_flops, vit_step_flops
-from meshbook.planning.decoder_costs import decoder_step_flops
-from meshbook.planning.dry_runs import compile_run, said_of, useful_flops
-from meshbook.planning.expert_costs import expert_step_flops
+from meshbook.planning.dry_runs import compile_run, said_of
 from meshbook.sharding import Sharding
 
 RECORD = topologies.recorded()
@@ -39,15 +34,6 @@ def test_memory_wire_work_and_time_are_those_of_the_program():
     long = said_of(made, 7, 10**8, (128,), useful)
     assert long.endswith(f"images, {1e8 * 10.962e-3 / 86_400:.1f} days")
     assert "1,000 steps, 2,048,000 tokens" in said_of(made, 7, 1_000, (128, 16), useful)
-
-
-def test_useful_work_is_what_each_model_has_to_do():
-    vit, gpt, decoder = ViTConfig(), MiniGPTConfig(), DecoderConfig.jaxformer(remat="all")
-    assert useful_flops(vit, 32) == vit_step_flops(vit, 32)[0]
-    assert useful_flops(gpt, 32) == gpt_step_flops(gpt, 32)[0]
-    assert useful_flops(decoder, 32) == pytest.approx(decoder_step_flops(decoder, 32)[0])
-    some = replace(decoder, remat="none", experts=ExpertSizes(4, 2, capacity=1.5, shared=64))
-    assert useful_flops(some, 32) == pytest.approx(expert_step_flops(some, 32)[0])
 
 
 def test_a_program_without_a_clock_has_no_time():
@@ -79,4 +65,4 @@ def test_a_run_in_stages_is_compiled_before_it_begins():
     assert made.fits and made.mesh == axes and made.clock["step"] > 0
     assert parameters == 256 * 128 + 2 * (4 * 128**2 + 3 * 128 * 256 + 2 * 128) + 128
     assert made.traffic.along("stage").count  # activations and gradients go on to neighbours
-    assert "along stage" in said_of(made, parameters, 10, (8, 128), useful_flops(config, 8))
+    assert "along stage" in said_of(made, parameters, 10, (8, 128), 1e9)

@@ -5,11 +5,12 @@ import json
 import pytest
 
 from benchmarks import aot_experts, bench_experts
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
+from meshbook.costs.work import step_work
 from meshbook.models.expert_layers import ExpertSizes
 from meshbook.parallel.routing import capacity
 from meshbook.planning import expert_programs
-from meshbook.planning.decoder_costs import decoder_step_flops
-from meshbook.planning.expert_costs import expert_layer_flops
 from meshbook.planning.expert_programs import (
     draw_steps, layers_by_dispatch, recorded_experts, steps_by_chips, table_of_layers,
     table_of_steps
@@ -66,14 +67,12 @@ def test_six_all_to_alls_of_all_slots_travel_in_each_layer(key):
 def test_useful_work_of_a_step_is_that_of_the_dense_one_and_of_the_routers():
     dense = steps_by_chips()[0, 0]
     step = aot_experts.Step(0)
-    assert dense.program.seen["useful"] == decoder_step_flops(step.config, step.rows)[0]
+    planned = step_work(describe(step.config, Plan(), step.rows))
+    assert dense.program.seen["useful"] == planned.useful
     spread = aot_experts.Step(8)
-    each = expert_layer_flops(spread.config)
-    mlp = 3 * 2 * spread.embed * step.config.hidden
-    assert each["experts"] == mlp and spread.config.experts == ExpertSizes(
-        16, 2, capacity=1.25, auxiliary=0.01)
-    more = 3 * spread.rows * spread.tokens * spread.layers * each["router"]
-    assert spread.useful == step.useful + more
+    assert spread.config.experts == ExpertSizes(16, 2, capacity=1.25, auxiliary=0.01)
+    routed = step_work(describe(spread.config, Plan(), spread.rows))
+    assert spread.useful == routed.useful > step.useful == planned.useful
 
 
 def test_the_tables_and_the_bars_say_what_the_record_says():

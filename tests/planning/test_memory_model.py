@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from meshbook.costs.devices import DEVICES
+from meshbook.costs.memory import step_memory
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
+from meshbook.costs.tiles import tiled, token_rows
+from meshbook.costs.timeline import step_peak
 from meshbook.models import MiniGPTConfig, ViTConfig
-from meshbook.planning import costs, memory_model, topologies
-from meshbook.planning.estimates import estimate
+from meshbook.planning import memory_model, topologies
 from meshbook.planning.memory_model import Cell, Constants
+from meshbook.planning.programs import step_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ViTConfig()
@@ -97,46 +101,34 @@ def test_without_constants_large_programs_hold_what_the_formula_says():
 def test_with_padded_tokens_they_would_not():
     """As if the tokens, not the batch, were the rows of every tile."""
     name = "v5p none 4096"
-    padded = costs.vit_step_memory(SOURCE, 1)["activations"] * 4096
-    found = costs.vit_step_memory(SOURCE, 4096)
-    wrong = costs.step_peak(found | {"activations": padded})
+    one, found = (step_memory(describe(SOURCE, Plan(), rows)) for rows in (1, 4096))
+    wrong = step_peak(describe(SOURCE, Plan(), 4096)) + (4096 * one.activations - found.activations)
     (cell,) = (cell for cell in CELLS if cell.name == name)
     assert abs(cell.formula / cell.live - 1) < 0.01 and wrong / cell.live - 1 > 0.04
 
 
-def test_without_tiles_they_would_not_either(monkeypatch):
+def test_without_tiles_they_would_not_either():
     (cell,) = (cell for cell in CELLS if cell.name == "v2-8 (8, 1) 4096")
-    monkeypatch.setattr(costs, "tiled", lambda *shape: math.prod(shape))
-    assert memory_model.by_formula(cell.name, {"batch": 8, "model": 1}) < 0.85 * cell.live
-
-
-def test_the_formula_is_the_calculators():
-    for cell in CELLS:
-        if "embed=" in cell.name:
-            continue
-        mesh = RECORD[cell.name].mesh or {"batch": 1, "model": 1}
-        batch = int(re.search(r"(?:none|\)) (\d+)", cell.name)[1])
-        config = MiniGPTConfig() if "MiniGPT" in cell.name else SOURCE
-        row = "fully_sharded" if "row=" in cell.name else "tensor_parallel"
-        assert cell.formula == estimate(config, row, mesh, batch, DEVICES["TPU v5e"]).peak
+    step = step_of(cell.name, {"batch": 8, "model": 1})
+    assert step_peak(step, tiles=False) < 0.85 * cell.live
 
 
 def test_a_wider_model_has_its_own_formula():
-    wide, usual = (memory_model.by_formula(f"v2-8 (8, 1) 1024{special}", {"batch": 8, "model": 1})
+    wide, usual = (step_peak(step_of(f"v2-8 (8, 1) 1024{special}", {"batch": 8, "model": 1}))
                    for special in (" embed=512", ""))
     config = dataclasses.replace(SOURCE, embed=512, hidden=2048)
-    assert wide == costs.step_peak(costs.vit_step_memory(config, 128)) > 1.2 * usual
+    assert wide == step_peak(describe(config, Plan(), 128)) > 1.2 * usual
 
 
 def test_tiles_round_rows_to_8_and_columns_to_128():
-    assert costs.tiled(65, 65) == 72 * 128 and costs.tiled(3, 8, 128) == 3 * 8 * 128
-    assert costs.tiled(1, 1) == 1024
+    assert tiled(65, 65) == 72 * 128 and tiled(3, 8, 128) == 3 * 8 * 128
+    assert tiled(1, 1) == 1024
 
 
 @pytest.mark.parametrize("config", [SOURCE, MiniGPTConfig(), ViTConfig(embed=96, heads=4)])
 def test_more_rows_more_layers_and_more_width_hold_more(config):
-    of = costs.gpt_step_memory if hasattr(config, "vocabulary") else costs.vit_step_memory
-    peak = lambda config, batch, ways=1, rows=1: costs.step_peak(of(config, batch, ways, rows))
+    peak = lambda config, batch, ways=1, rows=1: step_peak(describe(
+        config, Plan(rows, model=ways), rows * batch))
     peaks = [peak(config, batch) for batch in (1, 2, 7, 8, 64, 65, 66, 127, 128, 129, 1024)]
     assert peaks == sorted(set(peaks))
     assert peak(dataclasses.replace(config, layers=config.layers + 1), 64) > peak(config, 64)
@@ -148,29 +140,32 @@ def test_more_rows_more_layers_and_more_width_hold_more(config):
 
 @pytest.mark.parametrize("ways", [1, 2, 4])
 def test_activations_grow_as_the_batch(ways):
-    small, less, large, more = (costs.block_activations(SOURCE, batch, ways)
+    plan = Plan(model=ways, rules="tensor_parallel")
+    small, less, large, more = (step_memory(describe(SOURCE, plan, batch)).activations
                                 for batch in (8, 64, 72, 720))
     assert less == 8 * small and more == 10 * large and large / 72 < small / 8
 
 
 def test_the_larger_of_batch_and_tokens_is_the_rows():
-    assert costs.token_rows(64, 65, 384) == 64 * 72 * 384
-    assert costs.token_rows(96, 65, 384) == 65 * 96 * 384
-    assert costs.token_rows(65, 96, 384) == costs.token_rows(96, 65, 384)
+    assert token_rows(64, 65, 384) == 64 * 72 * 384
+    assert token_rows(96, 65, 384) == 65 * 96 * 384
+    assert token_rows(65, 96, 384) == token_rows(96, 65, 384)
 
 
 def test_splitting_divides_all_but_the_residual_stream():
-    one, two = (costs.vit_step_memory(SOURCE, 64, ways) for ways in (1, 2))
+    one, two = (step_memory(describe(SOURCE, Plan(model=ways, rules="tensor_parallel"), 64))
+                for ways in (1, 2))
     stream = 64 * 6 * (2 * 4 + 1) * 72 * 384  # and a mask of the same width
-    assert two["activations"] - stream == pytest.approx((one["activations"] - stream) / 2, rel=1e-2)
-    assert one["inputs"] == two["inputs"] and one["moments"] == 2 * one["gradients"]
+    assert two.activations - stream == pytest.approx((one.activations - stream) / 2, rel=1e-2)
+    assert one.inputs == two.inputs and one.moments == 2 * one.gradients
 
 
 def test_a_small_batch_needs_its_gradients_and_a_large_one_its_activations():
-    small, large = (costs.vit_step_memory(SOURCE, images) for images in (1, 1024))
-    rest = lambda parts: sum(parts[name] for name in ("parameters", "moments", "inputs"))
-    assert costs.step_peak(small) == rest(small) + small["gradients"]
-    assert costs.step_peak(large) == rest(large) + large["activations"] + large["logits"]
+    small, large = (describe(SOURCE, Plan(), images) for images in (1, 1024))
+    rest = lambda held: held.parameters + held.moments + held.inputs
+    few, many = step_memory(small), step_memory(large)
+    assert step_peak(small) == rest(few) + few.gradients
+    assert step_peak(large) == rest(many) + many.activations + many.logits
 
 
 def made(constants, sizes):

@@ -7,17 +7,19 @@ import pytest
 
 from meshbook.costs.devices import DEVICES
 from meshbook.costs.places import placed, spans
+from meshbook.costs.plans import Plan
+from meshbook.costs.ranking import ranked
+from meshbook.costs.step import describe
+from meshbook.costs.traffic import step_traffic
+from meshbook.costs.work import step_work
 from meshbook.models.decoder import DecoderConfig
 from meshbook.models.expert_layers import JAXFORMER, ExpertSizes
 from meshbook.planning import topologies
 from meshbook.planning.clocks import clocked
-from meshbook.planning.mesh_costs import plan_traffic
 from meshbook.planning.mesh_programs import (
     draw_compared, draw_ranked, rank_correlation, recorded_plans, short,
     table_of_ranked, table_of_recorded, ties
 )
-from meshbook.planning.mesh_steps import plan_work
-from meshbook.planning.meshes import Plan, ranked
 from meshbook.planning.plan_programs import plan_program
 
 BIG = DecoderConfig.jaxformer(experts=JAXFORMER, dtype=jnp.bfloat16, by_row=True)
@@ -42,9 +44,9 @@ def test_formulas_come_near_to_what_was_compiled():
     plain = [plan for plan in FITTING if plan.stage == 1 or plan.schedule == "gpipe"]
     for plan in plain:
         made, found = FITTING[plan].program, of_plan(plan)
-        assert plan_work(BIG, plan, 256).done == pytest.approx(made.flops, rel=0.02)
+        assert step_work(describe(BIG, plan, 256)).done == pytest.approx(made.flops, rel=0.02)
         if plan.model > 1:
-            moved = plan_traffic(BIG, plan, 256, 2).along("model").bytes
+            moved = step_traffic(describe(BIG, plan, 256), 2).along("model").bytes
             assert moved == pytest.approx(made.traffic.along("model").bytes, rel=0.001)
         assert 1e3 * found.step == pytest.approx(FITTING[plan].step, rel=0.4)
         assert found.peak < made.peak
@@ -53,7 +55,7 @@ def test_formulas_come_near_to_what_was_compiled():
     assert rank_correlation(*steps) > 0.8
     by_formula = sorted(FITTING, key=lambda plan: of_plan(plan).step)
     assert min(FITTING, key=lambda plan: FITTING[plan].step) in by_formula[:4]
-    forgotten = [plan_work(BIG, dataclasses.replace(plan, remat="none"), 256).done
+    forgotten = [step_work(describe(BIG, dataclasses.replace(plan, remat="none"), 256)).done
                  / FITTING[plan].program.flops for plan in plain if plan.remat == "all"]
     assert forgotten and all(share < 0.9 for share in forgotten)  # what is done again
 
@@ -128,14 +130,14 @@ def test_meshes_that_are_not_in_the_record():
         rotary=32, period=2, gated=False, bias=True, by_row=True, dtype=jnp.bfloat16,
         experts=ExpertSizes(8, 2, shared=256, capacity=1.5, router="sigmoid", auxiliary=1e-4))
     plans = (Plan(4, model=2, rules="tensor_parallel", remat="attention"),
-             Plan(2, stage=2, model=2, rules="fully_sharded", microbatches=4))
+             Plan(2, stage=2, model=2, rules="fully_sharded", microbatches=4, remat="all"))
     steps = {}
     for plan in plans:
         mesh = topologies.tpu_mesh("v4:2x2x2", tuple(plan.mesh.values()), tuple(plan.mesh))
         program = plan_program(config, plan, 512, mesh, optax.adamw(1e-3))
         made = topologies.compile_for("v4:2x2x2", *program, clock=clocked)
-        assert made.flops == pytest.approx(plan_work(config, plan, 512).done, rel=0.02)
-        expected = plan_traffic(config, plan, 512, 2).along("model").bytes
+        assert made.flops == pytest.approx(step_work(describe(config, plan, 512)).done, rel=0.02)
+        expected = step_traffic(describe(config, plan, 512), 2).along("model").bytes
         assert made.traffic.along("model").bytes == pytest.approx(expected, rel=0.01)
         found = ranked(config, plan, 512, V4, (2, 2, 2))
         assert 1 < made.peak / found.peak < 2

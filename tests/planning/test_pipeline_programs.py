@@ -5,10 +5,12 @@ import json
 import pytest
 
 from benchmarks import aot_pipeline
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
+from meshbook.costs.work import step_work
 from meshbook.models.decoder import DecoderConfig
 from meshbook.parallel.slots import table_of
 from meshbook.planning import pipeline_programs
-from meshbook.planning.decoder_costs import decoder_step_flops
 from meshbook.planning.pipeline_programs import (
     draw_pipelines, of_tpu, recorded_pipelines, table_of_pipelines
 )
@@ -42,7 +44,7 @@ def test_the_clock_plays_no_less_than_the_useful_work(name):
     found = RECORD[name]
     config = DecoderConfig(**{each: found.cell[each] for each in pipeline_programs.SIZES})
     rows = 2 * found.cell["rows"] * found.cell["microbatches"]
-    assert found.useful * 8 == decoder_step_flops(config, rows)[0]
+    assert found.useful * 8 == step_work(describe(config, Plan(), rows)).useful
     assert 0 < found.utilisation < 0.5
     clock = found.program.clock
     assert clock["step"] > clock["kinds"]["compute"] + clock["exposed"]

@@ -2,10 +2,12 @@
 
 import pytest
 
+from meshbook.costs import timeline
+from meshbook.costs.timeline import Moment
 from meshbook.hlo.memory_kinds import KINDS, StepMemory
 from meshbook.models import MiniGPTConfig
-from meshbook.planning import memory_timeline, recorded_timelines
-from meshbook.planning.memory_timeline import Moment
+from meshbook.planning import recorded_timelines
+from meshbook.planning.programs import step_of
 from meshbook.planning.recorded_timelines import SAME_KINDS, Comparison, compare_timelines
 
 KEPT = {"v2-8 (8, 1) 512": 0.99, "v2-8 (8, 1) 512 row=fully_sharded": 0.97,
@@ -40,7 +42,7 @@ def test_the_curve_is_near_the_program(pair):
     assert max(map(abs, both.errors("forward", "loss"))) < 0.18
     assert max(map(abs, both.errors("forward", "loss", "backward", "update"))) < 0.25
     expected = ("backward", 1) if "checkpoint" in name else ("loss", None)
-    top = memory_timeline.highest(both.moments)
+    top = max(both.moments, key=lambda each: each.total)
     assert (top.phase, top.block) == expected
     order = [each[:2] for each in both.moments]
     assert 0 <= order.index(both.peak_moment()[:2]) - order.index(expected) <= 1
@@ -70,16 +72,14 @@ def test_errors_and_groups_are_those_of_the_arrays():
 
 def test_every_kind_is_in_one_group():
     grouped = [kind for kinds in SAME_KINDS.values() for kind in kinds]
-    assert set(grouped) == set(KINDS) | set(memory_timeline.KINDS)
+    assert set(grouped) == set(KINDS) | set(timeline.KINDS)
     assert len(grouped) == len(set(grouped))
 
 
 def test_the_name_says_what_the_formula_is_of():
-    of = recorded_timelines.timeline_by_formula
-    config, moments = of("v5e-8 (8, 1) 1024 parts=4 checkpoint=True", {"batch": 8, "model": 1})
-    assert config.layers == 6 and moments == memory_timeline.memory_timeline(
-        config, 32, checkpointed=True)
-    config, moments = of("v5e-8 (8, 1) 256 row=fully_sharded model=MiniGPT",
-                         {"batch": 8, "model": 1})
-    assert moments == memory_timeline.memory_timeline(config, 32, rows=8)
-    assert isinstance(config, MiniGPTConfig)
+    of = {"batch": 8, "model": 1}
+    step = step_of("v5e-8 (8, 1) 1024 parts=4 checkpoint=True", of)
+    assert (step.rows, step.microbatch, step.remat, step.config.layers) == (1024, 32, "all", 6)
+    step = step_of("v5e-8 (8, 1) 256 row=fully_sharded model=MiniGPT", of)
+    assert isinstance(step.config, MiniGPTConfig) and step.plan.is_fully_sharded
+    assert step_of("v2-8 none 64 embed=512", {}).config.hidden == 2048

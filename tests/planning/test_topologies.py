@@ -15,10 +15,14 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 from meshbook.costs.devices import DEVICES
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
+from meshbook.costs.traffic import step_traffic
+from meshbook.costs.work import step_work
 from meshbook.hlo import module
 from meshbook.hlo.collectives import Moved, Traffic
 from meshbook.models import ViTConfig
-from meshbook.planning import costs, topologies
+from meshbook.planning import topologies
 from meshbook.planning.decoder_programs import SCATTERED, WHOLE, look
 from meshbook.planning.topologies import (
     Compilation, compile_for, operations, rematerialised, tpu_mesh,
@@ -102,15 +106,14 @@ def test_the_record_has_the_work_and_the_traffic_of_the_formulas(name):
     if not found.fits:
         return
     rows, ways = shape or (1, 1)
-    useful, factor = costs.vit_step_flops(config, batch, ways)
-    work = found.flops * rows * ways
-    assert work == pytest.approx(factor * useful, rel=0.005) or (
-        found.rematerialised and work > factor * useful)
+    step = describe(config, Plan(rows, model=ways, rules="tensor_parallel"), batch)
+    done = step_work(step).done
+    assert found.flops == pytest.approx(done, rel=0.005) or (
+        found.rematerialised and found.flops > done)
     if shape is None:
         assert not found.traffic
         return
-    mesh = type("Mesh", (), {"shape": {"batch": rows, "model": ways}})
-    expected = costs.vit_step_traffic(config, mesh, batch)
+    expected = step_traffic(step)
     assert found.traffic.keys() == expected.keys()
     for key, predicted in expected.items():
         assert found.traffic[key].count == predicted.count
