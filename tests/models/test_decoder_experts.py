@@ -171,8 +171,8 @@ def test_loads_are_in_no_norm():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, without)
 
 
-def planned_on(mesh, config=SMALL, **more):
-    return describe(config, Plan(**mesh.shape, rules="tensor_parallel", **more), 16)
+def planned_on(mesh, config=SMALL):
+    return describe(config, Plan(**mesh.shape, rules="tensor_parallel"), 16)
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 1), (4, 2, 1), (2, 2, 2)])
@@ -188,13 +188,11 @@ def test_parameters_work_and_all_to_alls_are_those_of_the_formulas(shape):
     assert found[slots] == step_traffic(planned)[slots]
 
 
-@pytest.mark.parametrize("name, shape", [
-    ("capacity", (1, 8, 1)), ("capacity", (4, 2, 1)), ("capacity", (2, 2, 2)),
-    ("biased", (2, 2, 2))])
-def test_all_that_travels_is_that_of_the_formula(name, shape):
-    state, program = step(name, shape)
-    proofs.assert_communicates(program, state.program.mesh, step_traffic(
-        planned_on(state.program.mesh, CONFIGS[name])))
+@pytest.mark.parametrize("shape", [(1, 8, 1), (4, 2, 1), (2, 2, 2)])
+def test_all_that_travels_is_that_of_the_formula(shape):
+    state, program = step("capacity", shape)
+    proofs.assert_communicates(program, state.program.mesh,
+                               step_traffic(planned_on(state.program.mesh)))
 
 
 def test_one_device_has_no_all_to_all():
