@@ -176,7 +176,7 @@ def counted(count, compiled, steps):
         return None
 
 
-def describe():
+def machine():
     """What this process runs on."""
     device = jax.devices()[0]
     limits = device.memory_stats() or {}
@@ -189,7 +189,7 @@ def main(descriptor):
     with tempfile.TemporaryDirectory() as cache:
         keep_programs(cache)
         handlers = contest(lambda cell: prepare(Cell(**cell)))
-        answer(descriptor, handlers | {"describe": describe})
+        answer(descriptor, handlers | {"describe": machine})
 
 
 if __name__ == "__main__":

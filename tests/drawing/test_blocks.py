@@ -4,9 +4,11 @@ from xml.etree import ElementTree
 import pytest
 from jax.sharding import AbstractMesh, NamedSharding
 
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
+from meshbook.costs.traffic import step_traffic
 from meshbook.drawing.blocks import draw_block, draw_gradient_sums
 from meshbook.models import ViTConfig
-from meshbook.planning import costs
 from meshbook.sharding import Sharding
 
 MESH = AbstractMesh((4, 2), ("batch", "model"))
@@ -40,8 +42,8 @@ def test_heads_and_hidden_units_are_divided_without_a_gap():
 
 def test_the_block_has_as_many_all_reduces_as_the_formula_counts():
     bars = [label for label in labels() if "all-reduce" in label]
-    (traffic,) = (moved for (_, axes), moved in
-                  costs.vit_step_traffic(CONFIG, MESH, EXAMPLES).items() if axes == ("model",))
+    step = describe(CONFIG, Plan(**MESH.shape, rules="tensor_parallel"), EXAMPLES)
+    (traffic,) = (moved for (_, axes), moved in step_traffic(step).items() if axes == ("model",))
     assert len(bars) == traffic.count / CONFIG.layers == 4
     assert [bar.partition(":")[0] for bar in bars] == 2 * ["backward", "forward"]
 

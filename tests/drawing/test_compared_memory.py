@@ -5,9 +5,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from meshbook.costs.timeline import Moment
 from meshbook.drawing.compared_memory import HIGH, WIDE, draw_compared
 from meshbook.hlo.memory_kinds import KINDS, StepMemory
-from meshbook.planning.memory_timeline import Moment
 from meshbook.planning.recorded_timelines import SAME_KINDS, Comparison
 
 MB = 10**6

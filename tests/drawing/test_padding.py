@@ -4,8 +4,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from meshbook.costs.tiles import tiled
 from meshbook.drawing.padding import draw_padding
-from meshbook.planning import costs
 
 MATRICES = {"scores": (65, 65), "residual": (65, 384), "full": (128, 384)}
 
@@ -27,8 +27,8 @@ def test_the_tiles_take_what_the_memory_formula_counts():
     for title, (rows, columns) in MATRICES.items():
         (words,) = re.findall(rf"{title}: (.*?) used", draw_padding({title: (rows, columns)}).alt)
         high, wide, share = map(int, re.fullmatch(r".* in (\d+) x (\d+): (\d+)%", words).groups())
-        assert high * wide == costs.tiled(rows, columns)
-        assert share == round(100 * rows * columns / costs.tiled(rows, columns))
+        assert high * wide == tiled(rows, columns)
+        assert share == round(100 * rows * columns / tiled(rows, columns))
 
 
 def test_the_grid_has_a_line_around_every_tile():

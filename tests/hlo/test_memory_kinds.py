@@ -10,10 +10,13 @@ import optax
 import pytest
 from flax import nnx
 
+from meshbook.costs.memory import step_memory
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
 from meshbook.hlo.liveness import live_bytes
 from meshbook.hlo.memory_kinds import KINDS, kinds_over_time
 from meshbook.models import ViT, ViTConfig
-from meshbook.planning import costs, topologies
+from meshbook.planning import topologies
 from meshbook.planning.programs import recorded_program
 from meshbook.sharding import Sharding, make_mesh, place
 from meshbook.training import create_state, train_step
@@ -70,9 +73,9 @@ def test_on_a_cpu_the_arguments_are_the_state_and_the_kinds_add_up(rules):
 
 def test_at_the_turn_the_activations_of_the_formula_wait():
     found = recorded(USUAL)
-    formula = costs.vit_step_memory(SOURCE, 64)
+    formula = step_memory(describe(SOURCE, Plan(8, rules="tensor_parallel"), 512))
     waiting = found.kinds["activations"]
-    assert waiting[found.turn] == pytest.approx(formula["activations"], rel=0.02)
+    assert waiting[found.turn] == pytest.approx(formula.activations, rel=0.02)
     assert waiting[found.turn] == max(waiting) and waiting[0] == waiting[-1] == 0
     assert sum(found.at_peak().values()) == pytest.approx(
         topologies.recorded()[USUAL].live, rel=1e-3)

@@ -1,10 +1,11 @@
 """What crosses from slice to slice is counted, in loops too, and nothing else is."""
 import pytest
 
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
 from meshbook.hlo.collectives import Moved
 from meshbook.hlo.slices import between_slices
 from meshbook.models.decoder import DecoderConfig
-from meshbook.planning.decoder_costs import decoder_parameters, ends, numbers
 from meshbook.planning.mesh_programs import SLICED, name_of_slices
 from meshbook.planning.programs import recorded_program
 
@@ -36,8 +37,10 @@ def test_a_send_to_the_host_does_not_cross():
 
 def test_bytes_of_gradients_by_formula_in_whole_and_hybrid():
     config = DecoderConfig(**SLICED)
-    wide = numbers(config, ends(config)) + 2 * config.layers * config.embed  # table and norms
-    narrow = decoder_parameters(config) - wide
+    step = describe(config, Plan(), 1)
+    outside = sum(each.stored for each in step.placed if not each.in_layers)
+    wide = outside + 2 * config.layers * config.embed  # table and norms
+    narrow = step.numbers["stored"] - wide
     found = {how: between_slices(recorded_program(name_of_slices(how))[0])
              for how in ("whole", "hybrid", "all chips")}
     assert found["hybrid"]["all-reduce"].bytes == (2 * narrow + 4 * wide) // 4 + 512

@@ -13,16 +13,15 @@ from flax import nnx
 from moved import moved
 
 from meshbook import proofs
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
+from meshbook.costs.traffic import step_traffic
+from meshbook.costs.work import step_work
 from meshbook.models.balanced_loss import BIAS, balanced, balanced_loss, loads_of
 from meshbook.models.decoder import Decoder, DecoderConfig
 from meshbook.models.expert_layers import JAXFORMER
 from meshbook.models.reference_decoder import feed_forward, grouped, normalised
 from meshbook.parallel.accumulation import in_microbatches
-from meshbook.planning.decoder_costs import decoder_parameters
-from meshbook.planning.expert_costs import (
-    expert_all_to_alls, expert_decoder_parameters, expert_step_flops, balanced_step_traffic,
-    one_hot_flops
-)
 from meshbook.sharding import Sharding, make_mesh
 from meshbook.training import clipped, compile_step, create_state, mean_metrics, run
 
@@ -172,33 +171,33 @@ def test_loads_are_in_no_norm():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, without)
 
 
+def planned_on(mesh, config=SMALL):
+    return describe(config, Plan(**mesh.shape, rules="tensor_parallel"), 16)
+
+
 @pytest.mark.parametrize("shape", [(1, 8, 1), (4, 2, 1), (2, 2, 2)])
 def test_parameters_work_and_all_to_alls_are_those_of_the_formulas(shape):
     name = "biased" if shape == (2, 2, 2) else "capacity"
     state, program = step(name, shape)
-    config, mesh = CONFIGS[name], state.program.mesh
     held = sum(leaf.addressable_shards[0].data.size for leaf in jax.tree.leaves(state.params))
-    assert held == expert_decoder_parameters(config, shape[2], shape[1])
-    proofs.assert_divided(program, 8, *expert_step_flops(config, 16, shape[2]), rtol=1e-9)
-    found = proofs.collectives(program, mesh)
-    assert found["all-to-all", ("expert",)] == expert_all_to_alls(config, mesh, 16)
+    planned = planned_on(state.program.mesh, CONFIGS[name])
+    work = step_work(planned)
+    assert held == planned.numbers["stored"]
+    proofs.assert_divided(program, 8, 8 * work.useful, work.factor, rtol=1e-9)
+    found, slots = proofs.collectives(program, state.program.mesh), ("all-to-all", ("expert",))
+    assert found[slots] == step_traffic(planned)[slots]
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 1), (4, 2, 1), (2, 2, 2)])
 def test_all_that_travels_is_that_of_the_formula(shape):
     state, program = step("capacity", shape)
     proofs.assert_communicates(program, state.program.mesh,
-                               balanced_step_traffic(SMALL, state.program.mesh, 16))
-
-
-def test_traffic_that_was_not_derived_is_refused():
-    with pytest.raises(ValueError, match="is known without biases and latents"):
-        balanced_step_traffic(CONFIGS["biased"], make_mesh((2, 2, 2), AXES), 16)
+                               step_traffic(planned_on(state.program.mesh)))
 
 
 def test_one_device_has_no_all_to_all():
     state, program = step("capacity")
-    assert expert_all_to_alls(SMALL, state.program.mesh, 16) is None
+    assert not step_traffic(planned_on(state.program.mesh))
     assert not proofs.collectives(program, state.program.mesh)
 
 
@@ -208,10 +207,10 @@ def test_jaxformer_has_as_many_parameters_as_it_says_and_counts_its_active_ones_
         model = nnx.eval_shape(lambda: Decoder(config, Sharding.none(), rngs=nnx.Rngs(0)))
     count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
     padding = (config.padded - config.vocabulary) * config.embed
-    assert count == expert_decoder_parameters(config) == 949_248_384 + padding
+    listed = describe(config, Plan(), 1)
+    assert count == listed.numbers["stored"] == 949_248_384 + padding
     outside = config.vocabulary * config.embed + 2 * config.embed
-    active = expert_decoder_parameters(config, active=True) - padding
-    assert active - outside == 343_321_728
+    assert listed.active - padding - outside == 343_321_728
 
 
 def test_in_microbatches_experts_stay_where_they_are():
@@ -232,15 +231,17 @@ def test_in_microbatches_experts_stay_where_they_are():
         found.append(run(state, KEY, program))
     assert proofs.assert_same_training(*found[::-1], BATCHES).gradient_difference < 1e-6
     moved = proofs.collectives(program, state.program.mesh)
-    predicted = balanced_step_traffic(config, state.program.mesh, 16)
+    predicted = step_traffic(planned_on(state.program.mesh, config))
     slots = predicted["all-to-all", ("expert",)]
     assert moved["all-to-all", ("expert",)] == (parts * slots.count, slots.bytes)
     assert moved["all-reduce", ("batch",)].bytes == predicted["all-reduce", ("batch",)].bytes
 
 
-def test_one_hot_dispatch_at_the_sizes_of_jaxformer():
-    found = one_hot_flops(DecoderConfig.jaxformer(experts=JAXFORMER), 4 * 1024, 16 * 384)
-    assert found == {"experts": 6144 * 4 * 768 * 3072, "dispatch": 4 * 4096 * 6144 * 768}
+def test_experts_multiply_all_slots_at_the_sizes_of_jaxformer():
+    sizes = dataclasses.replace(JAXFORMER, active=1)  # slots are shared by 4 · 1024 tokens
+    listed = describe(DecoderConfig.jaxformer(experts=sizes, tokens=4096), Plan(), 1)
+    found = [each.flops / each.layers for each in listed.placed if each.row.tokens == "BZ"]
+    assert sum(found) == 6144 * 4 * 768 * 3072
 
 
 @pytest.mark.parametrize("changes, message", [
@@ -260,11 +261,6 @@ def test_experts_that_the_mesh_cannot_divide_are_refused():
                      make_mesh((1, 8, 1), AXES), loss=balanced_loss, rows=ROWS)
 
 
-def test_formulas_of_a_dense_decoder_refuse_experts():
-    with pytest.raises(ValueError, match="expected a dense decoder; found 8 experts"):
-        decoder_parameters(SMALL)
-
-
 @pytest.mark.parametrize("shape", [None, (2, 2, 2)])
 def test_what_products_keep_of_experts_in_blocks_is_not_made_twice(shape):
     done = []
@@ -280,5 +276,5 @@ def test_what_products_keep_of_experts_in_blocks_is_not_made_twice(shape):
 
 
 def test_the_work_of_a_dropless_decoder_is_not_a_formula():
-    with pytest.raises(ValueError, match="found capacity=0.0 and remat='none'"):
-        expert_step_flops(CONFIGS["dropless"], 16)
+    with pytest.raises(ValueError, match="what dropless experts do depends on the tokens"):
+        step_work(describe(CONFIGS["dropless"], Plan(), 16))

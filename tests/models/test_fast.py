@@ -12,13 +12,15 @@ from tiny_gpt import B, BATCHES as WORDS, CLIPPED, CONFIG as GPT, compiled as co
 from tiny_vit import BATCHES as IMAGES, KEY, STILL as CONFIG, compiled, normalised, run
 
 from meshbook import proofs
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
+from meshbook.costs.work import step_work
 from meshbook.models import ViT, ViTConfig
 from meshbook.models.fast import (
     FastMiniGPT, FastViT, attend, class_token_saving, train_steps,
 )
 from meshbook.models.fused_loss import one_pass_cross_entropy
 from meshbook.models.losses import language_loss
-from meshbook.planning import costs
 from meshbook.sharding import Sharding
 from meshbook.training import create_state, train_step
 
@@ -68,12 +70,12 @@ def test_a_kernel_gives_the_same_attention_for_even_and_odd_lengths(causal, leng
 
 def test_only_what_nobody_reads_is_left_out():
     for kind, saved in (ViT, 0), (FastViT, class_token_saving(CONFIG, B)):
-        useful, _ = costs.vit_step_flops(CONFIG, B)
+        useful = step_work(describe(CONFIG, Plan(), B)).useful
         proofs.assert_divided(program(kind)[1], 1, useful - saved, rtol=1e-9)
 
 
 def test_at_the_size_of_the_source_it_is_a_seventh():
-    useful, _ = costs.vit_step_flops(ViTConfig(), 1)
+    useful = step_work(describe(ViTConfig(), Plan(), 1)).useful
     assert round(class_token_saving(ViTConfig(), 1) / useful, 3) == 0.137
 
 

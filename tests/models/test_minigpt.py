@@ -12,10 +12,11 @@ from meshes import on_one_device
 from test_vit import all_equations
 from tiny_gpt import CONFIG, ROWS, build, place_all, tiny_state, weights
 
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
 from meshbook.hlo import module
 from meshbook.models import MiniGPTConfig
 from meshbook.models.text_models import MASKED, look_up
-from meshbook.planning import costs
 from meshbook.sharding import Sharding, make_mesh
 
 TOKENS = np.random.default_rng(0).integers(0, 250, (8, 16)).astype(np.int32)
@@ -50,16 +51,18 @@ def test_the_source_has_as_many_parameters_as_counted_by_hand():
     count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model)))
     padding = (config.padded - config.vocabulary) * (2 * config.embed + 1)
     assert config.padded == 50_304
-    assert count == costs.gpt_parameters(config) == 27_430_481 + padding
+    found = describe(config, Plan(), 1).numbers["stored"]
+    assert count == found == 27_430_481 + padding
     eight = dataclasses.replace(config, layers=8)
-    assert costs.gpt_parameters(eight) == 29_013_585 + padding
+    assert describe(eight, Plan(), 1).numbers["stored"] == 29_013_585 + padding
 
 
 @pytest.mark.parametrize("ways", [2, 4])
 def test_parameters_of_one_device_along_model(ways):
     held = state("tensor_parallel", (8 // ways, ways)).params
     held = sum(leaf.addressable_shards[0].data.size for leaf in jax.tree.leaves(held))
-    assert held == costs.gpt_parameters(CONFIG, ways)
+    plan = Plan(8 // ways, model=ways, rules="tensor_parallel")
+    assert held == describe(CONFIG, plan, 8).numbers["stored"]
 
 
 @pytest.mark.parametrize("row", ROWS)

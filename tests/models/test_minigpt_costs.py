@@ -7,14 +7,16 @@ import numpy as np
 import optax
 import pytest
 from meshes import on_one_device
-from tiny_gpt import B, BATCHES, CONFIG, compiled, mesh_of, tiny_state, weights
+from tiny_gpt import B, BATCHES, CONFIG, compiled, tiny_state, weights
 from tiny_vit import KEY, RULES, run
 
 from meshbook import proofs
-from meshbook.hlo.collectives import Moved
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
+from meshbook.costs.traffic import step_traffic
+from meshbook.costs.work import extend_flops, step_work
 from meshbook.models import MiniGPTConfig, generation, reference
 from meshbook.models.losses import language_loss
-from meshbook.planning import costs
 from meshbook.training import (
     evaluate, fit, language_recipe, loss_and_metrics, value_and_gradients,
 )
@@ -37,17 +39,16 @@ def test_four_proofs(row, shape):
     state, program = compiled(row, shape)
     verdict = proofs.assert_same_training(run(state, program), plain(), BATCHES)
     assert repr(verdict).startswith("same training: 10 steps") and not verdict.zero
-    mesh, ways = state.program.mesh, shape[1]
-    sharded = row == "fully_sharded"
-    held = 2 * 4 * costs.gpt_parameters(CONFIG, ways, shape[0] if sharded else 1)
+    mesh = state.program.mesh
+    step = describe(CONFIG, Plan(**mesh.shape, rules=row), B)
+    work, traffic = step_work(step), step_traffic(step, clipped=True)
+    held = 2 * 4 * step.numbers["stored"]
     arrays = {"params": state.params, "opt_state": state.opt_state}
     proofs.assert_sharded(arrays, proofs.by_letters(arrays, RULES[row]), mesh, held + 4)  # the norm
     proofs.assert_donated(program, held + 4)  # the step number; the old norm is not even read
-    proofs.assert_divided(program, 8, *costs.gpt_step_flops(CONFIG, B), rtol=1e-9)
-    traffic = costs.gpt_step_traffic(CONFIG, mesh, B, sharded=sharded)
-    if sharded:
-        gathers = costs.step_gathers(costs.gpt_parameters, CONFIG, mesh)
-        traffic["all-gather", ("batch",)] = Moved(10 * L + 3, gathers)
+    proofs.assert_divided(program, 8, 8 * work.useful, work.factor, rtol=1e-9)
+    if row == "fully_sharded":
+        assert traffic["all-gather", ("batch",)].count == 10 * L + 3
     proofs.assert_communicates(program, mesh, traffic)
 
 
@@ -59,8 +60,8 @@ def test_on_one_device_it_is_the_training_of_the_reference():
 
 
 def test_without_clipping_nothing_but_its_norms_is_missing():
-    mesh = mesh_of((4, 2))
-    whole, less = (costs.gpt_step_traffic(CONFIG, mesh, B, clipped) for clipped in (True, False))
+    step = describe(CONFIG, Plan(4, model=2, rules="tensor_parallel"), B)
+    whole, less = (step_traffic(step, clipped=clipped) for clipped in (True, False))
     batch, model = (("all-reduce", (axis,)) for axis in ("batch", "model"))
     assert whole[batch] == less[batch]
     assert whole[model].bytes - less[model].bytes == 4 * (6 * L + 3)
@@ -69,10 +70,10 @@ def test_without_clipping_nothing_but_its_norms_is_missing():
 
 def test_at_the_sources_size_the_work_is_known():
     config = MiniGPTConfig()
-    useful, factor = costs.gpt_step_flops(config, 256)
-    assert round(useful / (256 * 256) / 1e6, 2) == 89.78
-    assert useful / 1e12 == pytest.approx(5.88, abs=0.005)
-    assert 1 < factor < 1.001
+    work = step_work(describe(config, Plan(), 256))
+    assert round(work.useful / (256 * 256) / 1e6, 2) == 89.78
+    assert work.useful / 1e12 == pytest.approx(5.88, abs=0.005)
+    assert 1 < work.factor < 1.001
 
 
 @on_one_device
@@ -124,4 +125,4 @@ def test_flops_of_prefill_and_decode_are_those_of_compiled_programs(tokens):
         lowered = one_more.lower(state.params, jnp.asarray(rows[:, :1]), cache) if tokens == 1 else (
             generation.prefill.lower(state.program, state.params, rows, first, column))
         program = lowered.compile()
-    assert proofs.work(program) == costs.gpt_extend_flops(CONFIG, 2, tokens)
+    assert proofs.work(program) == extend_flops(describe(CONFIG, Plan(), 2), tokens)

@@ -11,10 +11,11 @@ from tiny_gpt import CONFIG as GPT, tiny_state, weights
 from tiny_vit import BATCHES as IMAGES, CONFIG as VIT, KEY, PREPARE, make_state, run
 
 from meshbook import proofs
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
 from meshbook.models import reference
 from meshbook.models.losses import language_loss
 from meshbook.models.reference import Reference, adamw
-from meshbook.planning import costs
 from meshbook.sharding import place
 from meshbook.training import clipped, compile_step, evaluate, recipe, train_step
 
@@ -168,9 +169,11 @@ COUNTERS = 4 * 3  # steps of the state, of Adam and of the rate; the last norm i
 
 def test_parameters_moments_and_counters_are_donated():
     (_, vit), (_, gpt) = vit_program(), gpt_program("tensor_parallel", (4, 2))
-    proofs.assert_donated(vit, 4 * 3 * costs.vit_parameters(VIT, 2, 4) + COUNTERS)
-    held = 4 * 3 * costs.gpt_parameters(GPT, 2) + COUNTERS
-    assert repr(proofs.assert_donated(gpt, held)).startswith("donated: 211 kB per device")
+    held = describe(VIT, Plan(4, model=2, rules="fully_sharded"), B).numbers["stored"]
+    proofs.assert_donated(vit, 4 * 3 * held + COUNTERS)
+    held = describe(GPT, Plan(4, model=2, rules="tensor_parallel"), B).numbers["stored"]
+    found = proofs.assert_donated(gpt, 4 * 3 * held + COUNTERS)
+    assert repr(found).startswith("donated: 211 kB per device")
     state, _ = vit_program()
     with jax.set_mesh(state.program.mesh):
         kept = jax.jit(train_step.__wrapped__).lower(state, state.program.place(IMAGES[0]), KEY)

@@ -11,9 +11,11 @@ from test_decoder import (
     products_of_a_layer, state,
 )
 
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
+from meshbook.costs.work import step_work
 from meshbook.hlo import module
 from meshbook.models.row_attention import attend_by_rows
-from meshbook.planning.decoder_costs import AGAIN_BY_ROW, layer_products
 from meshbook.proofs import work
 from meshbook.sharding import Sharding, make_mesh
 
@@ -81,7 +83,6 @@ def test_the_scores_are_made_again_and_those_of_all_rows_are_nowhere(name, polic
     total = sum(one.values())
     again = {"attention": total - one["last"] - one["values"],
              "all": one["scores"] + total - one["last"]}.get(policy, one["scores"])
-    assert AGAIN_BY_ROW[policy](layer_products(config)) == again
     batch = made.program.place({"tokens_BT": TOKENS})
 
     def loss(params):
@@ -89,7 +90,9 @@ def test_the_scores_are_made_again_and_those_of_all_rows_are_nowhere(name, polic
 
     with jax.set_mesh(made.program.mesh):
         program = jax.jit(jax.grad(loss)).lower(made.params).compile()
-    assert work(program) == (3 * total + again) * TOKENS.size * 2  # layers
+    done = (3 * total + again) * TOKENS.size * 2  # layers
+    head = 3 * 2 * config.embed * config.padded * TOKENS.size
+    assert work(program) == done and step_work(describe(config, Plan(), 8)).done == done + head
     B, T, H = *TOKENS.shape, config.heads
     found = {tuple(sorted(size for size in each.shape.dims if size > 1))
              for computation in module.parse(program).computations.values()

@@ -11,10 +11,11 @@ from flax import nnx
 from jax.sharding import AxisType, PartitionSpec as P
 from meshes import on_one_device
 
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
 from meshbook.models import ViT, ViTConfig
 from meshbook.models.layers import dropout, kept
 from meshbook.models.vit import MeanViT, whitening
-from meshbook.planning import costs
 from meshbook.sharding import Sharding, make_mesh
 
 SMALL = ViTConfig(embed=32, hidden=64, heads=4, layers=2, patch=8)
@@ -29,7 +30,7 @@ def build(config=SMALL, sharding=Sharding.none(), seed=0):
 def test_the_source_has_as_many_parameters_as_counted_by_hand():
     model = nnx.eval_shape(lambda: build(ViTConfig()))
     count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model)))
-    assert count == 10_695_562 == costs.vit_parameters(ViTConfig())
+    assert count == 10_695_562 == describe(ViTConfig(), Plan(), 1).numbers["stored"]
 
 
 @pytest.mark.parametrize("ways", [1, 2, 4])
@@ -37,7 +38,8 @@ def test_parameters_of_one_device_along_model(ways):
     with jax.set_mesh(make_mesh((8 // ways, ways))):
         model = build(sharding=Sharding.tensor_parallel())
     held = sum(leaf.addressable_shards[0].data.size for leaf in jax.tree.leaves(nnx.state(model)))
-    assert held == costs.vit_parameters(SMALL, ways)
+    plan = Plan(8 // ways, model=ways, rules="tensor_parallel")
+    assert held == describe(SMALL, plan, 8).numbers["stored"]
 
 
 @on_one_device

@@ -13,13 +13,15 @@ from moved import moved
 from tiny_vit import B, BATCHES, KEY, STILL as CONFIG, compiled, normalised, run
 
 from meshbook import proofs
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
+from meshbook.costs.traffic import step_traffic
+from meshbook.costs.work import step_work
 from meshbook.hlo.collectives import Moved
 from meshbook.models.checkpointed_vit import CheckpointedViT
 from meshbook.models.decoder import Decoder, DecoderConfig
 from meshbook.models.losses import language_loss
 from meshbook.parallel.accumulation import in_microbatches
-from meshbook.planning import costs
-from meshbook.planning.decoder_costs import decoder_parameters, decoder_step_traffic
 from meshbook.sharding import Sharding, make_mesh
 from meshbook.training import create_state, loss_and_metrics
 
@@ -70,8 +72,9 @@ def test_a_checkpoint_costs_the_forward_pass_of_the_blocks_again():
 def test_parts_cost_no_work_and_gradients_of_matrices_travel_once():
     state, step = program("parts", (4, 2))
     mesh = state.program.mesh
-    proofs.assert_divided(step, 8, *costs.vit_step_flops(CONFIG, B, 2), rtol=1e-9)
-    traffic = costs.vit_step_traffic(CONFIG, mesh, B)
+    planned = describe(CONFIG, Plan(**mesh.shape, rules="tensor_parallel"), B)
+    work, traffic = step_work(planned), step_traffic(planned)
+    proofs.assert_divided(step, 8, 8 * work.useful, work.factor, rtol=1e-9)
     size = lambda x: x.addressable_shards[0].data.size
     others = 2 + sum(size(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state.params)
                      if not path[-1].key.startswith("w_"))  # two metrics; what sums use at once
@@ -144,19 +147,20 @@ SPLITS = [("data_parallel", (8, 1)), ("tensor_parallel", (4, 2)), ("fully_sharde
 def test_gradients_of_parts_are_those_of_the_batch_and_are_summed_once(name, preset, shape):
     program, found = gradients_of(4, name, preset, shape)
     assert_equal(found, gradients_of(0, name)[1])
-    mesh, config, ways = make_mesh(shape), DECODERS[name], shape[1]
+    mesh = make_mesh(shape)
+    step = describe(DECODERS[name], Plan(**mesh.shape, rules=preset), 32)
     moved, expected = proofs.collectives(program, mesh), {}
-    gradients = 4 * (decoder_parameters(config, ways) + 3)  # the loss twice, accuracy
+    gradients = 4 * (step.numbers["used"] + 3)  # the loss twice, accuracy
     expected["all-reduce", ("batch",)] = Moved(1, gradients)
     if preset == "fully_sharded":  # as many elements as are not held already
-        whole, held = (decoder_parameters(config, ways, rows) for rows in (1, shape[0]))
-        size = 4 * (whole - held) * shape[0] // (shape[0] - 1)
+        missing = step.numbers["used"] - step.numbers["stored"]
+        size = 4 * missing * shape[0] // (shape[0] - 1)
         expected["all-gather", ("batch",)] = Moved(
             moved["all-gather", ("batch",)].count, size)
     along = {key: each for key, each in moved.items() if key[1] == ("batch",)}
     assert along == expected
-    if ways > 1:  # along "model" it is the same bytes in four times as many sums
-        whole = decoder_step_traffic(config, mesh, 32, preset)["all-reduce", ("model",)]
+    if shape[1] > 1:  # along "model" it is the same bytes in four times as many sums
+        whole = step_traffic(step)["all-reduce", ("model",)]
         assert moved["all-reduce", ("model",)].bytes == whole.bytes
 
 

@@ -6,9 +6,9 @@ import pytest
 from flax import nnx
 
 from meshbook import proofs
+from meshbook.costs.plans import PRESETS
 from meshbook.models.decoder import Decoder, DecoderConfig
 from meshbook.models.losses import language_loss
-from meshbook.planning.decoder_costs import PRESETS
 from meshbook.sharding import Sharding, make_mesh
 from meshbook.training import compile_step, create_state
 

@@ -11,8 +11,10 @@ from benchmarks.accelerator_cells import cells
 from benchmarks.accelerator_report import derived, device_of, targets
 from benchmarks.accelerator_worker import Worker, does_not_fit
 from meshbook.costs.devices import DEVICES
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
+from meshbook.costs.work import step_work
 from meshbook.models.fast import class_token_saving
-from meshbook.planning import costs
 
 VIT, GPT, _ = cells(tiny=True)
 
@@ -107,13 +109,12 @@ def test_every_contestant_of_jax_runs_and_says_what_it_costs(cell, monkeypatch):
               if name != "the sources' way"]
     np.testing.assert_allclose(before, before[0], rtol=0.15)  # the same start, other dropout
     facts = {name: facts for name, (_, facts) in found.items()}
-    formula = {"vit": costs.vit_step_flops, "gpt": costs.gpt_step_flops}[cell.model]
-    useful, factor = formula(cell.config, cell.batch)
+    work = step_work(describe(cell.config, Plan(), cell.batch))
     book = next(each for name, each in facts.items() if name.startswith("this book"))
-    assert book["flops"] == pytest.approx(useful * factor, rel=1e-6)
+    assert book["flops"] == pytest.approx(work.done, rel=1e-6)
     assert all(each["moved bytes"] > 0 and each["peak bytes"] > 0 for each in facts.values())
     if cell.model == "vit":
-        less = useful - class_token_saving(cell.config, cell.batch)
+        less = work.useful - class_token_saving(cell.config, cell.batch)
         assert facts["fast"]["flops"] == pytest.approx(less, rel=0.01)
         assert facts["fast, 8 steps a call"]["flops"] == pytest.approx(less, rel=0.01)
     assert all(timer.warm() > 0 and timer.round() > 0 for timer in timers.values())

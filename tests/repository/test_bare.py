@@ -10,7 +10,7 @@ OURS = {"meshbook", "helpers", "benchmarks"}
 BARE = "jax", "flax", "optax", "numpy", "jaxtyping"
 MODULES = [f"meshbook.{name}" for name in (
     "models", "models.fast", "models.fused_loss", "training", "profiling.traces", "proofs",
-    "planning.costs", "costs.devices")]
+    "costs.work", "costs.devices")]
 BENCHMARK = [f"benchmarks.accelerator{part}" for part in ("", "_jax", "_checks")]
 GUARD = """
 import importlib, sys

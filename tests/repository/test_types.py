@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jaxtyping import TypeCheckError
 
+from meshbook.costs.work import step_work
 from meshbook.models.reference import cross_entropy
 from meshbook.models.vit import ViTConfig
-from meshbook.planning.costs import vit_parameters
 
 PACKAGE = Path(__file__).resolve().parents[2] / "meshbook"
 checked = pytest.mark.skipif(not importlib.util.find_spec("beartype"),
@@ -49,7 +49,7 @@ def test_every_argument_of_a_public_function_has_a_type(path):
 
 @checked
 @pytest.mark.parametrize("call", [
-    lambda: vit_parameters("a model"),
+    lambda: step_work("a step"),
     lambda: ViTConfig(embed="wide"),
     lambda: cross_entropy(jnp.zeros((4, 3, 10)), jnp.zeros((3, 4), int)),
     lambda: cross_entropy(jnp.zeros((4, 10)), np.zeros(4)),

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import train
 from meshbook import proofs
-from meshbook.planning.decoder_costs import decoder_step_flops
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
+from meshbook.costs.work import step_work
 from meshbook.saving.runs import read_metrics
 from meshbook.sharding import make_mesh
 from meshbook.training import as_it_is, compile_step, create_state
@@ -77,11 +79,11 @@ def test_a_context_is_a_zigzag_ring_of_even_work(flags):
                          **train.parts(config, axes))
     batch = state.program.place(dict.fromkeys(("inputs", "labels"), np.zeros((8, T), np.int32)))
     program = compile_step(state, batch, jax.random.key(0))
-    whole, factor = decoder_step_flops(config.model, 8)
+    alone = step_work(describe(config.model, Plan(), 8))  # every score, once
     a_score = 4 * config.model.embed * 8 * L
     scores = n * (2 * n + 1) * (T // (2 * n)) ** 2
     assert proofs.work(program) * 8 == (
-        factor * whole - 3 * a_score * T * T + 7 * a_score * scores // 2)
+        alone.done - 3 * a_score * T * T + 7 * a_score * scores // 2)
     kinds = {kind for kind, along in proofs.collectives(program, state.program.mesh)
              if "context" in along and kind != "all-reduce"}
     assert kinds == {"collective-permute"}

@@ -11,9 +11,11 @@ from meshes import on_one_device
 from tiny_vit import B, BATCHES, CONFIG, KEY, PREPARE, RULES, batch, compiled, make_state, run
 
 from meshbook import proofs
-from meshbook.hlo.collectives import Moved
+from meshbook.costs.plans import Plan
+from meshbook.costs.step import describe
+from meshbook.costs.traffic import step_traffic
+from meshbook.costs.work import step_work
 from meshbook.models import ViT, ViTConfig, reference
-from meshbook.planning import costs
 from meshbook.sharding import Sharding, make_mesh
 from meshbook.training import (
     create_state, evaluate, fit, initialiser, loss_and_metrics, recipe, take_apart,
@@ -69,17 +71,16 @@ def test_a_model_that_splits_nothing_trains_on_any_mesh(shape):
 @pytest.mark.parametrize("row", SPLIT)
 def test_four_proofs(row, shape):
     state, program = compiled(row, shape)
-    mesh, useful = state.program.mesh, costs.vit_step_flops(CONFIG, B, shape[1])
-    sharded = shape[0] if row == "fully_sharded" else 1
-    held = 2 * 4 * costs.vit_parameters(CONFIG, shape[1], sharded)  # and the last gradients
+    mesh = state.program.mesh
+    step = describe(CONFIG, Plan(**mesh.shape, rules=row), B)
+    work, traffic = step_work(step), step_traffic(step)
+    held = 2 * 4 * step.numbers["stored"]  # and the last gradients
     arrays = {"params": state.params, "opt_state": state.opt_state}
     proofs.assert_sharded(arrays, proofs.by_letters(arrays, RULES[row]), mesh, held)
     proofs.assert_donated(program, held + 4)  # the step number
-    proofs.assert_divided(program, 8, *useful, rtol=1e-9)
-    traffic = costs.vit_step_traffic(CONFIG, mesh, B)
+    proofs.assert_divided(program, 8, 8 * work.useful, work.factor, rtol=1e-9)
     if row == "fully_sharded":
-        gathers = costs.step_gathers(costs.vit_parameters, CONFIG, mesh)
-        traffic["all-gather", ("batch",)] = Moved(10 * CONFIG.layers + 7, gathers)
+        assert traffic["all-gather", ("batch",)].count == 10 * CONFIG.layers + 7
     proofs.assert_communicates(program, mesh, traffic)
     verdict = proofs.assert_same_training(run(state, program), plain(), BATCHES)
     assert repr(verdict).startswith("same training: 20 steps") and not verdict.zero
@@ -91,7 +92,7 @@ def test_no_device_makes_more_than_its_part():
     with jax.set_mesh(mesh):
         program = take_apart(make, optax.adam(1e-3), mesh, PREPARE)
         memory = initialiser(make, program).lower().compile().memory_analysis()
-    whole = 3 * 4 * costs.vit_parameters(CONFIG)
+    whole = 3 * 4 * describe(CONFIG, Plan(), 1).numbers["stored"]
     assert memory.output_size_in_bytes + memory.temp_size_in_bytes < whole / 3
 
 
