@@ -127,7 +127,7 @@ meshbook.costs.parts.push((data, known) => {
     if (row.of && once && !owned.length) return [];
     const width = row.exact || once ? 4 : number, count = step.table.stacked ? null : 0;
     const bytes = width * (each.used || ofAnother(step, row));
-    const found = !row.travels ? [] : summedOver(step, row, tokens).map(
+    const found = !(row.travels || plan.stage > 1) ? [] : summedOver(step, row, tokens).map(
       axes => toSend(row.shape, ALL_REDUCE, axes, count, bytes));
     if (owned.length) {
       const again = each.inLayers && step.table.stacked && step.remat !== "none"

@@ -88,7 +88,7 @@ MLP = (
 SLOTS = dict(tokens="BZ", useful="BTADF", again="products attention all")  # never kept
 EXPERTS = (
     Row("D>C", when="experts", reads="router"), vector("C", when="experts bias"),
-    vector("C", when="experts biased"),
+    vector("C", when="experts biased", travels=False),  # loads in its place, which are sums already
     Row("ED>EF", when="experts", and_one_if="gated", reads="experts", **SLOTS),
     vector("EF", when="experts bias", and_one_if="gated"),
     Row("EF>ED", when="experts", **SLOTS),

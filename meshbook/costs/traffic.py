@@ -153,7 +153,7 @@ def _parameter(step, each, number):
         return
     width = 4 if row.exact or once else number  # sums over microbatches are float32
     count = None if step.table.stacked else 0
-    for axes in _summed_over(step, row, tokens) * row.travels:
+    for axes in _summed_over(step, row, tokens) * (row.travels or staged):
         yield Sent(row.shape, "all-reduce", axes, count, width * q)
     if owned:
         again = each.in_layers and step.table.stacked and step.remat != "none" and (

@@ -47,7 +47,8 @@ def agree(found, clip=False, has_conditionals=False):
     if has_conditionals:  # a branch that is not taken in every turn is read as if it were
         plan, axes = step.plan, ("all-reduce", ("stage",))
         turns = turns_of(plan.schedule, plan.stage, plan.microbatches).permutes // 2
-        more = (turns - plan.microbatches) * step.config.tokens * (4 * 4 * step.config.embed + 3 * 4)
+        more = (turns - plan.microbatches) * step.config.tokens * (
+            4 * 4 * step.config.embed + 3 * 4)
         expected[axes] = expected[axes]._replace(bytes=expected[axes].bytes + more)
     else:
         assert math.isclose(work(program), step_work(step).done, rel_tol=1e-9)
@@ -142,7 +143,8 @@ def of_odd_sizes(draw, heads=A_FEW, **sizes):
     groups, each = draw(heads), draw(A_FEW)
     return DecoderConfig(**dict(
         vocabulary=128, heads=groups * each, groups=groups, embed=groups * each * 2 * draw(A_FEW),
-        hidden=draw(st.integers(2, 20)), bias=draw(st.booleans()), gated=draw(st.booleans())) | sizes)
+        hidden=draw(st.integers(2, 20)), bias=draw(st.booleans()),
+        gated=draw(st.booleans())) | sizes)
 
 
 @examples(2)
@@ -181,7 +183,8 @@ def test_the_parameters_and_bytes_of_experts_are_those_of_any_program(data):
     across, ways = data.draw(MESHES)
     count, period = ways * data.draw(A_FEW), data.draw(st.integers(1, 2))
     experts = ExpertSizes(
-        count, data.draw(st.integers(1, min(count, 3))), shared=data.draw(st.sampled_from([0, 3, 8])),
+        count, data.draw(st.integers(1, min(count, 3))),
+        shared=data.draw(st.sampled_from([0, 3, 8])),
         capacity=data.draw(st.floats(0.3, 3.0)), auxiliary=data.draw(st.sampled_from([0.0, 0.01])))
     config = data.draw(of_odd_sizes(
         period=period, layers=period * data.draw(st.integers(1, 2)), experts=experts,

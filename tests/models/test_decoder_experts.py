@@ -188,11 +188,13 @@ def test_parameters_work_and_all_to_alls_are_those_of_the_formulas(shape):
     assert found[slots] == step_traffic(planned)[slots]
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 1), (4, 2, 1), (2, 2, 2)])
-def test_all_that_travels_is_that_of_the_formula(shape):
-    state, program = step("capacity", shape)
+@pytest.mark.parametrize("name, shape", [
+    ("capacity", (1, 8, 1)), ("capacity", (4, 2, 1)), ("capacity", (2, 2, 2)),
+    ("biased", (2, 2, 2))])
+def test_all_that_travels_is_that_of_the_formula(name, shape):
+    state, program = step(name, shape)
     proofs.assert_communicates(program, state.program.mesh,
-                               step_traffic(planned_on(state.program.mesh)))
+                               step_traffic(planned_on(state.program.mesh, CONFIGS[name])))
 
 
 def test_one_device_has_no_all_to_all():
