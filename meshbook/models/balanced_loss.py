@@ -43,7 +43,8 @@ def balanced_loss(params: Any, program: Program, batch: Mapping[str, Array | np.
     loss, metrics = loss_of(hidden_BTD, model, program, batch)
     added = model.config.experts.auxiliary * loads.balance.sum()
     if model.config.experts.biased:
-        added = added + without_value(biases_of(model), loads.before_E)
+        biases_LC = model.sharding.gather("LC", biases_of(model), jnp.float32)
+        added = added + without_value(biases_LC, loads.before_E)
     metrics |= {"balance": loads.balance.mean(),
                 "dropped": 1 - loads.after_E.sum() / loads.before_E.sum()}
     waits = jax.typeof(loss).sharding.spec.unreduced
