@@ -200,7 +200,7 @@ def endings(chosen, most, known=None, keep=lambda ended: None):
     """
     places, known = [places_of(each, most) for each in chosen], known or {}
     ended = [dict(known.get(each.name, {})) for each in chosen]
-    seconds = mutants.sound(sorted(set(itertools.chain(*places))))
+    seconds = {}  # of what has run without a fault
 
     def run(job):
         n, place = job
@@ -215,6 +215,7 @@ def endings(chosen, most, known=None, keep=lambda ended: None):
             jobs = [(n, place) for n, place in jobs if place not in ended[n]
                     and (rank <= FIRST if everything
                          else not any(map(is_caught, ended[n].values())))]
+            seconds |= mutants.sound(sorted({place for _, place in jobs} - seconds.keys()))
             for done, _ in enumerate(pool.map(run, jobs)):
                 if everything and done % OFTEN == 0:
                     keep(ended)
