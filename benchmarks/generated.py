@@ -6,11 +6,11 @@
 
 Each is planted in a copy of the book. Then two files of tests of its module run, and the page that
 teaches it, at the size "test", and more of its module's tests where nothing has noticed: it is
-caught where one of them fails. What was found is kept in
-_build/mutants, as `benchmarks.mutants` keeps it, so that a run that was stopped goes on. A run of
-all faults writes the record results/generated.json, first when something is known of each, and goes
-on from the record of its commit, too, such as in a clone of that commit; survivors are examined again at a later commit,
-and the record then has both verdicts. A survivor is called equivalent only in EQUIVALENT, with the
+caught where one of them fails. What was found is kept in _build/mutants, as `benchmarks.mutants`
+keeps it, so that a run that was stopped goes on. A run of all faults writes the record
+results/generated.json, first when something is known of each, and goes on from the record of its
+commit, too, such as in a clone of that commit; survivors are examined again at a later commit, and
+the record then has both verdicts. A survivor is called equivalent only in EQUIVALENT, with the
 reason. It fails where less than LEAST are caught, and where a survivor survives again.
 """
 
@@ -35,7 +35,7 @@ from benchmarks.slips import OPERATORS, Slip, edited, slips
 sys.path.append(str(ROOT / "book" / "_ext"))
 from run_chapter import cells  # noqa: E402
 
-SEED, COUNT = 44, 336
+SEED, COUNT = 46, 336
 FIRST, MOST, ALL = 2, 12, 1000  # files of tests: for each fault, for one that goes on, at all
 OFTEN = 20  # runs after which the record is written again
 LEAST = 0.9  # of the faults of a run have to be caught
@@ -194,13 +194,13 @@ def endings(chosen, most, known=None, keep=lambda ended: None):
     """One {place: how it ended} for each fault.
 
     First only what nothing has caught yet goes on to its next place, so that survivors are known
-    early; then what is left of the first tests and of the pages runs. A run that takes more than five times what it takes without a
-    fault, and two minutes, is ended. known: {name: what is known of how it ended}; keep(endings) is
-    called from time to time once something is known of all.
+    early; then what is left of the first tests and of the pages runs. A run that takes more than
+    five times what it takes without a fault, and two minutes, is ended. known: {name: what is known
+    of how it ended}; keep(endings) is called from time to time once something is known of all.
     """
     places, known = [places_of(each, most) for each in chosen], known or {}
     ended = [dict(known.get(each.name, {})) for each in chosen]
-    seconds = mutants.sound(sorted(set(itertools.chain(*places))))
+    seconds = {}  # of what has run without a fault
 
     def run(job):
         n, place = job
@@ -215,6 +215,7 @@ def endings(chosen, most, known=None, keep=lambda ended: None):
             jobs = [(n, place) for n, place in jobs if place not in ended[n]
                     and (rank <= FIRST if everything
                          else not any(map(is_caught, ended[n].values())))]
+            seconds |= mutants.sound(sorted({place for _, place in jobs} - seconds.keys()))
             for done, _ in enumerate(pool.map(run, jobs)):
                 if everything and done % OFTEN == 0:
                     keep(ended)

@@ -96,8 +96,8 @@ class Program:
     optimizer: optax.GradientTransformation
     mesh: jax.sharding.Mesh
     prepare: Callable
-    loss: Callable = loss_and_metrics
-    rows: str | tuple = "batch"
+    loss: Callable
+    rows: str | tuple
     waits: bool = False
 
     @property

@@ -38,6 +38,21 @@ def test_it_trains_as_on_one_device(name, shape):
     assert found.zero == zero and not found.still == (name != "dropless")
 
 
+@pytest.mark.parametrize("rules", [
+    Sharding.zero1(), Sharding.fully_sharded(regather=False), Sharding.fully_sharded(regather=True)],
+    ids=["zero1", "kept", "again"])
+def test_loads_reach_the_optimizer_where_gradients_wait(rules):
+    """Also of a batch in parts: the biases wait as parameters do, and their loads are sums."""
+    loss = in_microbatches(balanced_loss, 2)
+    runs = []
+    for shape, own in ((2, 2, 2), rules.also(E="expert", B=ROWS)), ((1, 1, 1), Sharding.none()):
+        make = lambda: Decoder(CONFIGS["biased"], own, rngs=nnx.Rngs(0))
+        state = create_state(make, balanced(optax.sgd(0.1, momentum=0.0)), make_mesh(shape, AXES),
+                             loss=loss, rows=ROWS)
+        runs.append(run(state, KEY, compile_step(state, state.program.place(BATCHES[0]), KEY)))
+    assert proofs.assert_same_training(*runs, BATCHES).gradient_difference < 1e-6
+
+
 def plain(params, tokens_BT):
     """Hidden states and balances: every expert computes every token, weighted by its gate."""
     x_BTD, T = params["token_VD"][tokens_BT], tokens_BT.shape[1]
