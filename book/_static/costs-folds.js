@@ -2,9 +2,10 @@
 "use strict";
 
 meshbook.costs.parts.push((data, known) => {
-  const {product, sum, tiled, tokenRows, WIRE} = meshbook, {axes: AXES, kinds: KINDS} = data;
+  const {product, sum, tiled, tokenRows} = meshbook, {axes: AXES, kinds: KINDS} = data;
   const {floor, upTo, without, refuse, mapped} = meshbook.costs.helpers;
   const {NONE, numberOf, chosen, isFullySharded, checkSlots} = known;
+  const {joined, linkSeconds} = known;
   const {BLOCK, CHUNK, DRAWN, LANES, LOADS, SIDE} = data.constants;
 
   // turns.py
@@ -45,17 +46,30 @@ meshbook.costs.parts.push((data, known) => {
   // could do in that time.
   const stepWork = step => {
     checkSlots(step);
-    const found = {useful: 0, done: 0, spent: 0}, [forward, redone, backward] = passesOf(step.plan);
-    const narrow = Math.max(1, SIDE / step.sizes.K); // between the queries and keys of one head
-    for (const {row, inLayers, flops, useful} of step.placed) {
-      const again = row.again.filter(policy => policy === step.remat).length;
-      const passes = inLayers ? forward + redone * again + row.gradients * backward
-        : 1 + row.gradients;
+    const found = {useful: 0, done: 0, spent: 0};
+    const passes = passesOfRows(step);
+    step.placed.forEach(({row, flags, flops, useful}, at) => {
+      const isNarrow = row.letters.includes("U"); // between the queries and keys of one head
+      const executed = flops * passes[at] * (isNarrow && flags.has("skipped") ? unmasked(step) : 1);
       found.useful += useful * (1 + row.gradients);
-      found.done += flops * passes;
-      found.spent += flops * passes * (row.letters.includes("U") ? narrow : 1);
-    }
+      found.done += executed;
+      found.spent += executed * (isNarrow ? Math.max(1, SIDE / step.sizes.K) : 1);
+    });
     return found;
+  };
+  // How often a device computes the product of each row that is placed, per pass of all rows.
+  const passesOfRows = step => {
+    const [forward, redone, backward] = passesOf(step.plan);
+    return step.placed.map(({row, inLayers}) => inLayers ? forward + redone
+      * row.again.filter(policy => policy === step.remat).length + row.gradients * backward
+      : 1 + row.gradients);
+  };
+  // The share of pairs of tokens that attention needs: of text, what a causal mask leaves.
+  const unmasked = ({sizes: {T, V}}) => V ? (T + 1) / (2 * T) : 1;
+  const leastWork = step => {
+    const passes = passesOfRows(step);
+    return sum(step.placed.map(({row, flops}, at) =>
+      flops * passes[at] * (row.letters.includes("U") ? unmasked(step) : 1)));
   };
 
   // traffic.py
@@ -435,6 +449,11 @@ meshbook.costs.parts.push((data, known) => {
       gradients: 2 * 4 * numbers.used * m * backward, update: 8 * 4 * numbers.stored,
       logits: 4 * 4 * m * ("V" in step.sizes ? step.numbersOf("BTV") : 0)};
   };
+  // Bytes to and from the memory of one device in a step with Adam, at the least.
+  const bytesAtLeast = (step, tiles = true) => {
+    const held = stepMemory(step, tiles), weights = held.gathered || held.parameters;
+    return 2 * (step.plan.microbatches * held.activations + weights) + 8 * held.parameters;
+  };
   // Random numbers that one device draws for dropout: those of its own rows and layers.
   const numbersDrawn = ({plan, remat, config, rows, layout: {parts}, sizes}) => {
     const [forward, redone] = passesOf(plan);
@@ -442,49 +461,32 @@ meshbook.costs.parts.push((data, known) => {
     const own = config.dropout ? rows / parts("B") : 0;
     return passes * own * sizes.T * sizes.D * 2 * (config.layers / plan.stage);
   };
-  const SEND = {...WIRE, "all-to-all": WIRE["all-gather"], "collective-permute": (k, n) => n};
-  const wireBytes = (kind, ways, bytes) => SEND[kind](ways, bytes);
-  // How long the links of one device need for its part of some collectives: see Python.
-  const wireSeconds = (kind, sizes, [count, bytes], device, ring = true) => {
-    const wire = wireBytes(kind, product(sizes), bytes), {link, hop} = device;
-    if (device.switch) return Math.max(wire / (device.links * link), count * hop);
-    const links = sizes.map(size => ring && size > 2 ? 2 : 1); // two chips share one link
-    const across = sum(sizes.map(size => ring ? floor(size, 2) : size - 1));
-    if (kind === PERMUTE) return Math.max(wire / link, count * hop);
-    if (kind === ALL_TO_ALL) {
-      const carried = sizes.map((size, at) => floor(size ** 2, 4) / size / links[at]);
-      return Math.max(bytes * Math.max(...carried) / link, count * across * hop);
-    }
-    const used = Math.min(sum(links), device.links) * link;
-    return Math.max(wire / used, count * (kind === ALL_REDUCE ? 2 : 1) * across * hop);
-  };
-  // {what: seconds} of a step; place: {axis: [sizes along the dimensions of the torus, chips that
-  // share a link]}, see placeOf.
-  const stepSeconds = (step, device, place) => {
-    const cycles = numbersDrawn(step) * DRAWN / LANES;
-    if (cycles && !device.clock)
-      refuse(`how long random numbers of dropout take on ${device.name} is not known`);
-    const found = {
-      products: stepWork(step).spent / device.flops,
-      memory: sum(Object.values(bytesMoved(step))) / device.bandwidth,
-      random: cycles && cycles / device.clock};
+  // {mesh axis: seconds in which its collectives use the links}; the first of several has all.
+  const axisSeconds = (step, device, groups) => {
+    const found = {};
     for (const {kind, axes, bytes} of stepTraffic(step, step.config.number)) {
-      const sizes = axes.flatMap(axis => place[axis][0]);
-      const shared = Math.max(...axes.map(axis => place[axis][1]));
-      const time = shared * wireSeconds(kind, sizes, [0, bytes], device, false);
+      const time = linkSeconds(kind, joined(axes.map(axis => groups[axis])), bytes, device);
       found[axes[0]] = (found[axes[0]] ?? 0) + time;
     }
     return found;
   };
-  // torus: of up to three dimensions, those that it does not say of size 1.
-  const placeOf = (torus, plan) => {
-    if (torus.length < 1 || torus.length > 3) refuse(
-      `expected a torus of one to three dimensions; found (${torus.join(", ")})`);
-    const found = meshbook.places.spans(torus, AXES.map(axis => plan[axis]));
-    return Object.fromEntries(AXES.map((axis, at) => [axis, found[at]]));
+  // {what: seconds} of a step; groups: see groupsOf.
+  const stepSeconds = (step, device, groups) => {
+    const cycles = numbersDrawn(step) * DRAWN / LANES, work = stepWork(step);
+    if (cycles && !device.clock)
+      refuse(`how long random numbers of dropout take on ${device.name} is not known`);
+    return {
+      products: (device.switch ? work.done : work.spent) / device.flops,
+      memory: sum(Object.values(bytesMoved(step, !device.switch))) / device.bandwidth,
+      random: cycles && cycles / device.clock, ...axisSeconds(step, device, groups)};
   };
+  // {what: seconds} that no program for this plan beats.
+  const bounds = (step, device, groups) => ({
+    compute: leastWork(step) / device.flops,
+    memory: bytesAtLeast(step, !device.switch) / device.bandwidth,
+    links: Math.max(0, ...Object.values(axisSeconds(step, device, groups)))});
 
-  return {turnsOf, passesOf, slotsOf, stepWork, sent, stepTraffic, keptBytes, stepMemory,
-          stepTimeline, total, stepPeak, bytesMoved, numbersDrawn, wireBytes, wireSeconds,
-          stepSeconds, placeOf};
+  return {turnsOf, passesOf, slotsOf, stepWork, leastWork, sent, stepTraffic, keptBytes, stepMemory,
+          stepTimeline, total, stepPeak, bytesMoved, bytesAtLeast, numbersDrawn, axisSeconds,
+          stepSeconds, bounds};
 });

@@ -5,7 +5,7 @@ meshbook.costs.parts.push((data, known) => {
   const {product, sum} = meshbook, {axes: AXES} = data;
   const {floor, upTo} = meshbook.costs.helpers, {spare: SPARE, divided: DIVIDED} = data.ranking;
   const {TABLES, sizesOf, planOf, layoutOf, describe, dropless} = known;
-  const {stepPeak, stepSeconds, placeOf} = known;
+  const {stepPeak, stepSeconds, groupsOf} = known;
   class Impossible extends RangeError {} // no plan on a mesh is possible
 
   // Every mesh of so many chips, as plans: all ways to write their number as a product.
@@ -70,51 +70,57 @@ meshbook.costs.parts.push((data, known) => {
       + `latent=${config.latent}`;
     if (config.experts)
       return "experts beside a context have no program here: their slots are of whole rows";
-    if (!["", "blocks", "fused"].includes(plan.attention))
+    if (!["", "blocks", "fused", "skipped"].includes(plan.attention))
       return `a context has attention in blocks, or fused; found '${plan.attention}'`;
     if (plan.method === "ulysses" && groups % ways)
       return `groups=${groups} does not divide over ${ways} devices, as Ulysses asks`;
     return "";
   };
   const fitted = (step, device) => {
-    const most = stepPeak(step);
+    const most = stepPeak(step, !device.switch);
     return {step, peak: most, fits: most <= (1 - SPARE) * device.memory};
   };
-  const timed = ({step, ...found}, device, place) => {
-    const spent = stepSeconds(step, device, place);
+  const timed = ({step, ...found}, device, groups) => {
+    const spent = stepSeconds(step, device, groups);
     return {plan: step.plan, seconds: spent, step: sum(Object.values(spent)), ...found,
             wire: sum(AXES.filter(axis => axis in spent).map(axis => spent[axis]))};
   };
+  const sizesOn = plan => Object.fromEntries(AXES.map(axis => [axis, plan[axis]]));
   // A plan by formula: {plan, seconds: by what they are spent on, step and wire: sums of them,
   // peak: bytes of one device, fits}.
-  const ranked = (config, plan, rows, device, torus) =>
-    timed(fitted(describe(config, plan, rows), device), device, placeOf(torus, plan));
+  const ranked = (config, plan, rows, machine) => timed(
+    fitted(describe(config, plan, rows), machine.device), machine.device,
+    groupsOf(machine, sizesOn(plan)));
   const least = (list, of) => list.reduce((best, each) => of(each) < of(best) ? each : best);
   // The fastest plan on a mesh that fits, the smallest if none does. Throws an Impossible, with the
   // sentence of `impossible`, where no plan is possible.
-  const bestOn = (config, mesh, rows, device, torus) => {
+  const bestOn = (config, mesh, rows, machine) => {
     const plans = plansOn(mesh, rows), can = plans.filter(plan => !impossible(config, plan, rows));
     if (!can.length) throw new Impossible(impossible(config, plans[0], rows));
+    const {device} = machine, groups = groupsOf(machine, sizesOn(mesh));
     const all = can.map(plan => fitted(describe(config, plan, rows), device));
-    const fitting = all.filter(({fits}) => fits), place = placeOf(torus, mesh);
+    const fitting = all.filter(({fits}) => fits);
     return least((fitting.length ? fitting : [least(all, each => each.peak)]).map(
-      each => timed(each, device, place)), ({step}) => step);
+      each => timed(each, device, groups)), ({step}) => step);
   };
+  const inOrder = found => found.sort(
+    (one, other) => other.fits - one.fits || one.step - other.step);
   // {found: the best plan of every possible mesh, fastest first, those that fit before all others;
   // refused: [{mesh, why}]}
-  const rank = (config, rows, device, torus) => {
+  const rank = (config, rows, machine, attention = "") => {
     if (rows < 1) throw new RangeError(`expected at least one row in a step; found ${rows}`);
     const found = [], refused = [];
-    for (const mesh of meshes(product(torus)))
+    for (const each of meshes(machine.size)) {
+      const mesh = {...each, attention};
       try {
-        found.push(bestOn(config, mesh, rows, device, torus));
+        found.push(bestOn(config, mesh, rows, machine));
       } catch (error) {
         if (!(error instanceof Impossible)) throw error;
         refused.push({mesh, why: error.message});
       }
-    return {refused, found: found.sort(
-      (one, other) => other.fits - one.fits || one.step - other.step)};
+    }
+    return {found: inOrder(found), refused};
   };
 
-  return {meshes, plansOn, impossible, ranked, bestOn, rank};
+  return {Impossible, meshes, plansOn, impossible, ranked, bestOn, inOrder, rank};
 });

@@ -5,5 +5,5 @@
 goes through all plans.
 """
 
-__all__ = ["devices", "memory", "page", "places", "plans", "ranking", "rows", "seconds", "step",
+__all__ = ["devices", "machines", "memory", "page", "places", "plans", "ranking", "rows", "seconds", "step",
            "tables", "tiles", "timeline", "traffic", "turns", "work"]

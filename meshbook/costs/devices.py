@@ -17,6 +17,7 @@ GIB, T, G = 2**30, 1e12, 1e9
 CLOUD = "https://docs.cloud.google.com/tpu/docs/"
 JOUPPI = "Jouppi et al. 2020, doi:10.1145/3360307"
 NVIDIA = "https://www.nvidia.com/en-us/data-center/"
+DGX = "https://docs.nvidia.com/dgx/dgx"
 HOP = 1e-6  # seconds, about: Austin et al. 2025, https://jax-ml.github.io/scaling-book/sharding/
 
 
@@ -33,6 +34,10 @@ class Device:
     make `flops`.
     Two cores that share a chip's links can each use them all while the other is silent; so `links`
     are the chip's.
+    node: GPUs that a switch joins; network: bytes/s in one direction of one device's part of the
+    network between nodes, or between slices of TPUs, 0 where no source says; adds: whether a switch
+    adds up what all-reduces send through it; ring: a dimension of a slice has its ends linked where
+    it has a multiple of so many chips.
     """
 
     name: str
@@ -45,6 +50,15 @@ class Device:
     switch: bool = False
     hop: float = HOP
     clock: float = 0.0
+    node: int = 0
+    network: float = 0.0
+    adds: bool = False
+    ring: int = 0
+
+    @property
+    def tiles(self):
+        """Whether its arrays take whole tiles (`meshbook.costs.tiles`)."""
+        return not self.switch
 
     @property
     def interconnect(self):
@@ -57,8 +71,9 @@ def _core(name, flops, memory, bandwidth, links, link, source, clock=0.0):
     return Device(name, flops / 2, memory / 2, bandwidth / 2, links, link, source, clock=clock)
 
 
-def _gpu(name, flops, memory, bandwidth, links, link, source):
-    return Device(name, flops, memory, bandwidth, links, link, source, switch=True, hop=0.0)
+def _gpu(name, flops, memory, bandwidth, links, link, source, network, adds=True):
+    return Device(name, flops, memory, bandwidth, links, link, source, switch=True, hop=0.0,
+                  node=8, network=network, adds=adds)
 
 
 DEVICES = {each.name: each for each in (
@@ -68,20 +83,29 @@ DEVICES = {each.name: each for each in (
     _core("TPU v3", 123 * T, 32 * GIB, 900 * G, 4, 656 / 8 * G, f"{CLOUD}v3; links: {JOUPPI}",
           clock=0.94 * G),
     Device("TPU v4", 275 * T, 32 * GIB, 1200 * G, 6, 50 * G,
-           f"{CLOUD}v4; links: Jouppi et al. 2023, doi:10.1145/3579371.3589350", clock=1.05 * G),
-    # Of these four, Google gives the bandwidth of all ports in both directions: 400, 1200, 800 and
+           f"{CLOUD}v4; links: Jouppi et al. 2023, doi:10.1145/3579371.3589350", clock=1.05 * G,
+           ring=4),
+    # Network: of 6.4 and 25.6 Tbit/s for a pod of 256 chips, and 50 Gbit/s for a chip of v5p. Of
+    # these four, Google gives the bandwidth of all ports in both directions: 400, 1200, 800 and
     # 1200 GB/s; one of them has a 2·links-th of it in one direction.
-    Device("TPU v5e", 197 * T, 16 * GIB, 819 * G, 4, 50 * G, f"{CLOUD}v5e", clock=1.5 * G),
-    Device("TPU v5p", 459 * T, 95 * GIB, 2765 * G, 6, 100 * G, f"{CLOUD}v5p", clock=1.75 * G),
+    Device("TPU v5e", 197 * T, 16 * GIB, 819 * G, 4, 50 * G, f"{CLOUD}v5e; network: {CLOUD}v6e",
+           clock=1.5 * G, network=3.125 * G, ring=16),
+    Device("TPU v5p", 459 * T, 95 * GIB, 2765 * G, 6, 100 * G, f"{CLOUD}v5p", clock=1.75 * G,
+           network=6.25 * G, ring=4),
     Device("TPU v6e", 918 * T, 32 * GIB, 1638 * G, 4, 100 * G,
-           f"{CLOUD}v6e; memory bandwidth: {CLOUD}tpu7x", clock=1.75 * G),
+           f"{CLOUD}v6e; memory bandwidth: {CLOUD}tpu7x", clock=1.75 * G, network=12.5 * G,
+           ring=16),
     _core("TPU7x", 2307 * T, 192 * GIB, 7380 * G, 6, 100 * G, f"{CLOUD}tpu7x", clock=2.2 * G),
-    _gpu("A100", 312 * T, 80 * GIB, 2039 * G, 12, 25 * G, f"{NVIDIA}a100/ (SXM, 80 GB)"),
-    _gpu("H100", 989 * T, 80 * GIB, 3350 * G, 18, 25 * G, f"{NVIDIA}h100/ (SXM)"),
-    _gpu("H200", 989 * T, 141 * GIB, 4800 * G, 18, 25 * G, f"{NVIDIA}h200/ (SXM)"),
+    # Network: one adapter for each GPU of a DGX, of 200 Gbit/s beside an A100, then of 400.
+    _gpu("A100", 312 * T, 80 * GIB, 2039 * G, 12, 25 * G,
+         f"{NVIDIA}a100/ (SXM, 80 GB); network: {DGX}a100-user-guide/", 25 * G, adds=False),
+    _gpu("H100", 989 * T, 80 * GIB, 3350 * G, 18, 25 * G,
+         f"{NVIDIA}h100/ (SXM); network: {DGX}h100-user-guide/", 50 * G),
+    _gpu("H200", 989 * T, 141 * GIB, 4800 * G, 18, 25 * G,
+         f"{NVIDIA}h200/ (SXM); network: {DGX}h100-user-guide/", 50 * G),
     # An eighth of a DGX B200: of 1,440 GB, of 64 TB/s, of 72 PFLOP/s in sparse FP8 (a quarter of
     # which is bfloat16 without sparsity), of 14.4 TB/s of NVLink in both directions.
-    _gpu("B200", 2250 * T, 180 * GIB, 8000 * G, 18, 50 * G, f"{NVIDIA}dgx-b200/"),
+    _gpu("B200", 2250 * T, 180 * GIB, 8000 * G, 18, 50 * G, f"{NVIDIA}dgx-b200/; network: {DGX}b200-user-guide/", 50 * G),
 )}
 
 

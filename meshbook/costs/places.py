@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jax.experimental import mesh_utils
@@ -45,17 +46,24 @@ def placed(torus: Sequence[int], mesh: Mapping[str, int], split: bool = True):
     return np.array([each.coords for each in devices.flat]).reshape(*mesh.values(), 3)
 
 
-def spans(torus: Sequence[int], mesh: Mapping[str, int]):
-    """{mesh axis: (sizes along the dimensions of the torus, chips that share a link)}.
-
-    A group of chips along an axis has so many different coordinates in each dimension; where they
-    are not next to each other, links between them also carry what other groups send.
+class Span(NamedTuple):
+    """Chips of a group along a mesh axis: so many different coordinates in each of the dimensions
+    of the torus (`along`) that it spans. shared: chips that share a link; where the group's are not
+    next to each other, links between them also carry what other groups send.
     """
+
+    sizes: tuple
+    along: tuple
+    shared: int
+
+
+def spans(torus: Sequence[int], mesh: Mapping[str, int]):
+    """{mesh axis: its Span}."""
     coords, found = placed(torus, mesh), {}
     for at, axis in enumerate(mesh):
         group = np.moveaxis(coords, at, 0).reshape(mesh[axis], -1, 3)[:, 0]
-        along = [sorted(set(group[:, dimension].tolist())) for dimension in range(3)]
-        along = [places for places in along if len(places) > 1]
-        steps = [max(np.diff(places).tolist()) for places in along]
-        found[axis] = tuple(map(len, along)), max(steps, default=1)
+        places = {dimension: sorted(set(group[:, dimension].tolist())) for dimension in range(3)}
+        places = {dimension: each for dimension, each in places.items() if len(each) > 1}
+        steps = [max(np.diff(each).tolist()) for each in places.values()]
+        found[axis] = Span(tuple(map(len, places.values())), tuple(places), max(steps, default=1))
     return found

@@ -25,7 +25,7 @@ class Plan:
     "" for the config's;
     method: how queries reach the keys of other devices, see `meshbook.parallel.context`; attention:
     "scores" of all tokens, "rows" one after the other, "blocks" as a context has them, "fused" in a
-    kernel, or "" as the config says.
+    kernel, "skipped" in one that leaves out what a causal mask hides, or "" as the config says.
     """
 
     batch: int = 1

@@ -9,7 +9,7 @@ from typing import Any
 
 from meshbook.costs import turns
 from meshbook.costs.devices import Device
-from meshbook.costs.places import spans
+from meshbook.costs.machines import Machine
 from meshbook.costs.plans import AXES, Plan
 from meshbook.costs.seconds import step_seconds
 from meshbook.costs.step import describe, layout_of
@@ -127,7 +127,7 @@ def _with_context(config, plan):
                 f"latent={config.latent}")
     if config.experts:
         return "experts beside a context have no program here: their slots are of whole rows"
-    if plan.attention not in ("", "blocks", "fused"):
+    if plan.attention not in ("", "blocks", "fused", "skipped"):
         return f"a context has attention in blocks, or fused; found {plan.attention!r}"
     ways, groups = plan.context * plan.model, config.groups or config.heads
     if plan.method == "ulysses" and groups % ways:
@@ -135,17 +135,17 @@ def _with_context(config, plan):
     return ""
 
 
-def ranked(config: Any, plan: Plan, rows: int, device: Device, torus: Sequence[int]):
-    """The Ranked of one plan that is possible, on chips that form a torus without wraparound."""
-    return _ranked(config, plan, rows, device, spans(torus, plan.sizes))
+def ranked(config: Any, plan: Plan, rows: int, machine: Machine):
+    """The Ranked of one plan that is possible."""
+    return _ranked(config, plan, rows, machine.device, machine.groups(plan.sizes))
 
 
-def _ranked(config, plan, rows, device, place):
+def _ranked(config, plan, rows, device, groups):
     step = describe(config, plan, rows)
-    return Ranked(plan, step_seconds(step, device, place), step_peak(step), device)
+    return Ranked(plan, step_seconds(step, device, groups), step_peak(step, device.tiles), device)
 
 
-def best_on(config: Any, mesh: Plan, rows: int, device: Device, torus: Sequence[int]):
+def best_on(config: Any, mesh: Plan, rows: int, machine: Machine):
     """The Ranked of the fastest plan on a mesh that fits, of the smallest if none does.
 
     Raises Impossible, with the sentence of `impossible`, where no plan is possible.
@@ -154,26 +154,26 @@ def best_on(config: Any, mesh: Plan, rows: int, device: Device, torus: Sequence[
     possible = [plan for plan in plans if not impossible(config, plan, rows)]
     if not possible:
         raise Impossible(impossible(config, plans[0], rows))
-    place = spans(torus, mesh.sizes)
-    found = [_ranked(config, plan, rows, device, place) for plan in possible]
+    groups = machine.groups(mesh.sizes)
+    found = [_ranked(config, plan, rows, machine.device, groups) for plan in possible]
     fitting = [each for each in found if each.fits]
     return min(fitting, key=lambda each: each.step) if fitting else min(
         found, key=lambda each: each.peak)
 
 
-def rank(config: Any, rows: int, device: Device, torus: Sequence[int]):
+def rank(config: Any, rows: int, machine: Machine, attention: str = ""):
     """(the best plan of every possible mesh, fastest first, those that fit before all others;
     {mesh that is impossible: why}).
 
-    torus: chips along its dimensions, such as (2, 4, 4); rows: B, of a step on all devices. Raises
-    ValueError for no rows.
+    rows: B, of a step on all devices; attention: of all plans. Raises ValueError for no rows.
     """
     if rows < 1:
         raise ValueError(f"expected at least one row in a step; found {rows}")
     found, refused = [], {}
-    for mesh in meshes(math.prod(torus)):
+    for mesh in meshes(machine.size):
+        mesh = replace(mesh, attention=attention)
         try:
-            found.append(best_on(config, mesh, rows, device, torus))
+            found.append(best_on(config, mesh, rows, machine))
         except Impossible as error:
             refused[mesh] = str(error)
     return sorted(found, key=lambda each: (not each.fits, each.step)), refused

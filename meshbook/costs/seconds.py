@@ -1,7 +1,7 @@
 """How long a step takes on one device: its parts, one after the other.
 
 A chip runs one operation after the other, so a step's parts are added: products, by the FLOPs that
-the matrix units spend; every other array, by the bytes that go to memory and back; random numbers
+the matrix units spend (on a GPU: execute); every other array, by the bytes that go to memory and back; random numbers
 of dropout, by the vector units; and collectives, by the links of their axes, which nothing hides.
 What stands in a pipeline's turns is multiplied by the turns, those for nothing among them.
 """
@@ -12,13 +12,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from meshbook.costs.devices import Device
-from meshbook.costs.memory import kept_bytes, step_memory, size_of
+from meshbook.costs.machines import Group, joined, link_seconds
+from meshbook.costs.memory import kept_bytes, size_of, step_memory
 from meshbook.costs.step import Step
 from meshbook.costs.traffic import step_traffic
 from meshbook.costs.turns import passes_of, slots_of
-from meshbook.costs.work import step_work
+from meshbook.costs.work import least_work, step_work
 from meshbook.hlo.clock import LANES
-from meshbook.hlo.wire import wire_seconds
 
 DRAWN = 32  # steps of a vector unit for an element: 20 rounds of Threefry for four, and a test
 
@@ -72,21 +72,39 @@ def numbers_drawn(step: Step):
     return passes * rows * step.sizes["T"] * step.sizes["D"] * 2 * layers
 
 
-def step_seconds(step: Step, device: Device, place: Mapping[str, tuple]):
-    """{what: seconds} of a step: "products", "memory", "random", and one for each axis of the wire.
+def step_seconds(step: Step, device: Device, groups: Mapping[str, Group]):
+    """{what: seconds} of a step: "products", "memory", "random", and one for each axis of the links.
 
-    place: {axis: (sizes along the dimensions of the torus, chips that share a link)}, see
-    `meshbook.costs.places`. Raises ValueError for dropout on a device whose clock is not known.
+    groups: of `meshbook.costs.machines.Machine.groups`. Raises ValueError for dropout on a device
+    whose clock is not known.
     """
     cycles = numbers_drawn(step) * DRAWN / LANES
     if cycles and not device.clock:
         raise ValueError(f"how long random numbers of dropout take on {device.name} is not known")
-    found = {"products": step_work(step).spent / device.flops,
-             "memory": sum(bytes_moved(step).values()) / device.bandwidth,
+    work = step_work(step)
+    found = {"products": (work.spent if device.tiles else work.done) / device.flops,
+             "memory": sum(bytes_moved(step, device.tiles).values()) / device.bandwidth,
              "random": cycles and cycles / device.clock}
+    for axis, time in axis_seconds(step, device, groups).items():
+        found[axis] = found.get(axis, 0) + time
+    return found
+
+
+def axis_seconds(step: Step, device: Device, groups: Mapping[str, Group]):
+    """{mesh axis: seconds in which its collectives use the links}; the first of several has all."""
+    found = {}
     for (kind, axes), each in step_traffic(step, np.dtype(step.config.dtype).itemsize).items():
-        sizes = [size for axis in axes for size in place[axis][0]]
-        shared = max(place[axis][1] for axis in axes)
-        time = shared * wire_seconds(kind, sizes, (0, each.bytes), device, ring=False)
+        time = link_seconds(kind, joined([groups[axis] for axis in axes]), each.bytes, device)
         found[axes[0]] = found.get(axes[0], 0) + time
     return found
+
+
+def bounds(step: Step, device: Device, groups: Mapping[str, Group]):
+    """{what: seconds} that no program for this plan beats: "compute", "memory", "links".
+
+    compute: products at the full rate, attention of text for the pairs of tokens that are not
+    masked; memory: `bytes_at_least`; links: of the axis that needs most, all axes at once.
+    """
+    return {"compute": least_work(step) / device.flops,
+            "memory": bytes_at_least(step, device.tiles) / device.bandwidth,
+            "links": max(axis_seconds(step, device, groups).values(), default=0.0)}

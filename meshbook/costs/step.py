@@ -14,7 +14,8 @@ from meshbook.sharding import Sharding, axes_of
 from meshbook.sharding.rules import spec_of
 
 ATTENTION = {  # flags of a layer by the kind of its attention
-    "scores": {"scores"}, "rows": set(), "blocks": {"blocks"}, "fused": {"blocks", "fused"}}
+    "scores": {"scores"}, "rows": set(), "blocks": {"blocks"}, "fused": {"blocks", "fused"},
+    "skipped": {"blocks", "fused", "skipped"}}
 
 
 class Layout:

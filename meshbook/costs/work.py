@@ -28,17 +28,36 @@ def step_work(step: Step):
     """The Work of a Step. Raises ValueError for experts without a capacity."""
     check_slots(step)
     useful = done = spent = 0.0
-    for each in step.placed:
-        row, (forward, redone, backward) = each.row, passes_of(step.plan)
-        passes = 1 + row.gradients
-        if each.in_layers:
-            again = row.again.split().count(step.remat)
-            passes = forward + redone * again + row.gradients * backward
-        useful += each.useful * (1 + row.gradients)
-        done += each.flops * passes
-        narrow = "U" in row.letters  # between the queries and keys of one head
-        spent += each.flops * passes * (max(1, SIDE / step.sizes["K"]) if narrow else 1)
+    for each, passes in _passes(step):
+        narrow = "U" in each.row.letters  # between the queries and keys of one head
+        part = unmasked(step) if narrow and "skipped" in each.flags else 1
+        useful += each.useful * (1 + each.row.gradients)
+        done += each.flops * passes * part
+        spent += each.flops * passes * part * (max(1, SIDE / step.sizes["K"]) if narrow else 1)
     return Work(useful, done, spent)
+
+
+def _passes(step):
+    """(Placed, how often a device computes its product) of all products, per pass of all rows."""
+    forward, redone, backward = passes_of(step.plan)
+    for each in step.placed:
+        row, passes = each.row, 1 + each.row.gradients
+        if each.in_layers:
+            passes = forward + redone * row.again.split().count(step.remat) + (
+                row.gradients * backward)
+        yield each, passes
+
+
+def unmasked(step: Step):
+    """The share of pairs of tokens that attention needs: of text, what a causal mask leaves."""
+    T = step.sizes["T"]
+    return (T + 1) / (2 * T) if "V" in step.sizes else 1.0
+
+
+def least_work(step: Step):
+    """FLOPs that one device executes in a step, of attention those of unmasked pairs of tokens."""
+    return sum(each.flops * passes * (unmasked(step) if "U" in each.row.letters else 1)
+               for each, passes in _passes(step))
 
 
 def extend_flops(step: Step, tokens: int):
@@ -55,9 +74,6 @@ def extend_flops(step: Step, tokens: int):
 
 
 def causal_work(step: Step):
-    """Useful FLOPs of one device, of which attention has only the pairs that a causal mask leaves:
-    (T + 1)/2 of the T keys of a query.
-    """
-    T = step.sizes["T"]
+    """Useful FLOPs of one device, of attention those of unmasked pairs of tokens."""
     return sum(each.useful * (1 + each.row.gradients)
-               * ((T + 1) / (2 * T) if "U" in each.row.letters else 1) for each in step.placed)
+               * (unmasked(step) if "U" in each.row.letters else 1) for each in step.placed)

@@ -55,21 +55,24 @@ def wire_bytes(kind: str, ways: int | np.integer, result_bytes: int | float | np
 
 
 def wire_seconds(kind: str, sizes: Sequence[int | np.integer], moved: tuple, device: Any,
-                 ring: bool = True):
+                 ring: bool | Sequence[bool] = True):
     """How long the links of one device need for its part of some collectives.
 
     sizes: of the mesh axes along which the group lies, each of them laid along a dimension of the
     torus of its own; moved: (how many collectives, result bytes of all of them); device: a
-    `meshbook.costs.devices.Device`; ring: whether the ends of a dimension are linked. If not, it
-    is a line, and the device at its end has one link, not two. The longer of two times is taken:
-    that of the bytes, and that of the hops that the first byte makes. Nothing else uses the links.
+    `meshbook.costs.devices.Device`; ring: whether the ends of a dimension are linked, of all or of
+    each. If not, it is a line, and the device at its end has one link, not two. The longer of two
+    times is taken: that of the bytes, and that of the hops that the first byte makes. Nothing else
+    uses the links.
     """
     count, result_bytes = moved
     sent = wire_bytes(kind, math.prod(sizes), result_bytes)
     if device.switch:
         return max(sent / device.interconnect, count * device.hop)
-    links = [2 if ring and size > 2 else 1 for size in sizes]  # two chips share one link
-    across = [size // 2 if ring else size - 1 for size in sizes]
+    rings = [ring] * len(sizes) if isinstance(ring, bool) else ring
+    each = list(zip(sizes, rings, strict=True))
+    links = [2 if linked and size > 2 else 1 for size, linked in each]  # two chips share one link
+    across = [size // 2 if linked else size - 1 for size, linked in each]
     if kind == "collective-permute":  # all of it goes to one neighbour
         return max(sent / device.link, count * device.hop)
     if kind == "all-to-all":  # chips on the way forward what is not for them

@@ -12,41 +12,49 @@ from costs_in_js import CONFIGS, DENSE, DROPLESS, answers_of, close, load, opene
 from meshbook.costs import page, tables
 from meshbook.costs.devices import DEVICES
 from meshbook.costs.memory import step_memory
-from meshbook.costs.places import spans
+from meshbook.costs.machines import Machine
 from meshbook.costs.plans import AXES, PRESETS, Plan
 from meshbook.costs.ranking import impossible, rank
-from meshbook.costs.seconds import bytes_moved, numbers_drawn, step_seconds
+from meshbook.costs.seconds import (
+    bounds, bytes_at_least, bytes_moved, numbers_drawn, step_seconds
+)
 from meshbook.costs.step import describe
 from meshbook.costs.timeline import step_peak, step_timeline
 from meshbook.costs.traffic import sent, step_traffic
 from meshbook.costs.turns import SCHEDULES
-from meshbook.costs.work import step_work
+from meshbook.costs.work import least_work, step_work
 from meshbook.models.decoder import DecoderConfig
 from meshbook.models.expert_layers import ExpertSizes
 from meshbook.parallel.context import METHODS
 
-ASKED = [  # config, rows, device, torus
-    (DENSE, 16, "TPU v5e", (2, 2, 1)), (CONFIGS[15], 32, "TPU v4", (2, 2, 1)),
-    (replace(CONFIGS[12], layers=6, embed=3072, hidden=12_288), 8, "TPU v5e", (2, 4)),
-    (CONFIGS[0], 8, "TPU v2", (2,)),
-    (replace(DENSE, experts=ExpertSizes(capacity=1e-12)), 4, "TPU v4", (2, 1, 1)),
-    (DENSE, 4, "H100", (2, 1, 1))]
-COUNTED = """asked => asked.map(([model, sizes, plan, rows, device, options]) => {
+ASKED = [  # config, rows, device, shape, slices
+    (DENSE, 16, "TPU v5e", (2, 2), 1), (CONFIGS[15], 32, "TPU v4", (2, 2, 1), 1),
+    (replace(CONFIGS[12], layers=6, embed=3072, hidden=12_288), 8, "TPU v5e", (2, 2), 2),
+    (CONFIGS[0], 8, "TPU v2", (2,), 1), (replace(CONFIGS[6], dropout=0.0), 32, "H100", (16,), 1),
+    (replace(DENSE, experts=ExpertSizes(capacity=1e-12)), 4, "TPU v4", (2, 1, 1), 1),
+    (DENSE, 4, "H100", (2,), 1)]
+COUNTED = """asked => asked.map(([model, sizes, plan, rows, options]) => {
   const c = costs.configOf(model, sizes), why = costs.impossible(c, plan, rows);
   if (why) return {why};
   const step = costs.describe(c, plan, rows), {tiles, number, clipped, balanced} = options;
   return {
-    numbers: step.numbers, work: costs.stepWork(step), moved: costs.bytesMoved(step, tiles),
+    numbers: step.numbers, work: costs.stepWork(step), least: [
+      costs.leastWork(step), costs.bytesAtLeast(step, tiles)], moved: costs.bytesMoved(step, tiles),
     drawn: costs.numbersDrawn(step), memory: costs.stepMemory(step, tiles),
     peak: costs.stepPeak(step, tiles),
     timeline: costs.stepTimeline(step, tiles).map(({phase, block, held}) => [phase, block, held]),
     sent: costs.sent(step, number, clipped, balanced).map(Object.values),
     traffic: costs.stepTraffic(step, number, clipped, balanced).map(Object.values),
-    seconds: said(() => costs.stepSeconds(step, device, costs.placeOf([options.chips], plan))),
+    seconds: said(() => {
+      const {device, shape, slices, mesh} = options;
+      const machine = costs.machineOf(device, shape, slices);
+      return [costs.stepSeconds, costs.bounds].map(
+        of => of(step, machine.device, costs.groupsOf(machine, mesh)));
+    }),
     words: [costs.where(plan), costs.how(plan)]};
 })"""
-RANKED = """asked => asked.map(([model, sizes, rows, device, torus]) =>
-  said(() => costs.rank(costs.configOf(model, sizes), rows, device, torus)))"""
+RANKED = """asked => asked.map(([model, sizes, rows, ...machine]) => said(
+  () => costs.rank(costs.configOf(model, sizes), rows, costs.machineOf(...machine), "fused")))"""
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium on the PATH")
 
@@ -69,28 +77,31 @@ def plans():
             **sizes, rules=draw.choice(list(PRESETS)), schedule=draw.choice(SCHEDULES),
             microbatches=draw.choice([1, 1, 2, 3, 4, 8]), remat=draw.choice(policies),
             method=draw.choice(list(METHODS)),
-            attention=draw.choice(["", "", "scores", "rows", "blocks", "fused"]))
+            attention=draw.choice(["", "", "scores", "rows", "blocks", "fused", "skipped"]))
         if sizes["stage"] > 1 and plan.schedule != "gpipe" and draw.random() < 0.8:
             plan = replace(plan, remat="none")
         rows = sizes["batch"] * sizes["expert"] * plan.microbatches * draw.choice([1, 2, 3, 8])
         rows += draw.random() < 0.05
-        device = draw.choice(list(DEVICES.values()))
-        found.append((config, plan, rows, device, {
+        chips, slices = math.prod(sizes.values()), draw.choice([1, 1, 2, 4])
+        shape = draw.choice([(chips,), (chips // slices,)])
+        found.append((config, plan, rows, {
             "tiles": draw.random() < 0.8, "number": draw.choice([2, 4]),
             "clipped": draw.random() < 0.5, "balanced": draw.random() < 0.5,
-            "chips": math.prod(sizes.values())}))
+            "device": draw.choice(list(DEVICES)), "mesh": sizes, "shape": shape,
+            "slices": chips // math.prod(shape) if shape[0] else 0}))
     return found
 
 
-def in_python(config, plan, rows, device, options):
+def in_python(config, plan, rows, options):
     """What the script says of a plan, in Python."""
     if why := impossible(config, plan, rows):
         return {"why": why}
     step, tiles = describe(config, plan, rows), options["tiles"]
     sends = [step, *map(options.get, ("number", "clipped", "balanced"))]
-    spent = said(step_seconds, step, device, spans((options["chips"],), plan.sizes))
+    spent = said(seconds_of, step, options)
     return {
         "numbers": step.numbers, "work": close(step_work(step)._asdict()),
+        "least": pytest.approx([least_work(step), bytes_at_least(step, tiles)], rel=1e-12),
         "moved": close(bytes_moved(step, tiles)),
         "drawn": pytest.approx(numbers_drawn(step), rel=1e-12),
         "memory": step_memory(step, tiles)._asdict(), "peak": step_peak(step, tiles),
@@ -98,7 +109,7 @@ def in_python(config, plan, rows, device, options):
         "sent": [[*each[:2], list(each.axes), *each[3:]] for each in sent(*sends)],
         "traffic": [[kind, list(axes), each.count, each.bytes]
                     for (kind, axes), each in step_traffic(*sends).items()],
-        "seconds": spent if isinstance(spent, str) else close(spent),
+        "seconds": spent if isinstance(spent, str) else list(map(close, spent)),
         "words": [plan.where, plan.how]}
 
 
@@ -108,8 +119,15 @@ def tab(browser):
         yield tab
 
 
-def asked(config, plan, rows, device, options):
-    return [*sizes_of(config), dataclasses.asdict(plan), rows, dataclasses.asdict(device), options]
+def seconds_of(step, options):
+    """Of a step, and the least, on a machine; or why there is no such one."""
+    device = DEVICES[options["device"]]
+    groups = Machine(device, options["shape"], options["slices"]).groups(options["mesh"])
+    return step_seconds(step, device, groups), bounds(step, device, groups)
+
+
+def asked(config, plan, rows, options):
+    return [*sizes_of(config), dataclasses.asdict(plan), rows, options]
 
 
 def test_the_script_gives_every_number_of_a_plan_and_why_it_is_impossible(tab):
@@ -131,11 +149,10 @@ def test_the_script_gives_every_number_of_a_plan_and_why_it_is_impossible(tab):
 
 def test_the_script_ranks_as_python_does(tab):
     answers = answers_of(tab, RANKED, [
-        [*sizes_of(config), rows, dataclasses.asdict(DEVICES[name]), torus]
-        for config, rows, name, torus in ASKED])
+        [*sizes_of(config), rows, *machine] for config, rows, *machine in ASKED])
     fits = set()
-    for (config, rows, name, torus), answer in zip(ASKED, answers, strict=True):
-        expected = said(rank, config, rows, DEVICES[name], torus)
+    for (config, rows, name, *machine), answer in zip(ASKED, answers, strict=True):
+        expected = said(rank, config, rows, Machine(DEVICES[name], *machine), "fused")
         if isinstance(expected, str):
             assert answer == expected
             continue

@@ -8,6 +8,7 @@ from costs_in_js import CONFIGS, DROPLESS, answers_of, opened, said, sizes_of
 from meshbook.costs import tables
 from meshbook.costs.devices import DEVICES, floors
 from meshbook.costs.memory import step_memory
+from meshbook.costs.machines import Group, Machine, joined, link_seconds
 from meshbook.costs.places import spans
 from meshbook.costs.plans import Plan
 from meshbook.costs.ranking import meshes, plans_on
@@ -94,10 +95,46 @@ def test_wire_bytes_seconds_and_turns_are_those_of_python(tab, name):
         "passes": [[*passes_of(plan), slots_of(plan)] for plan in staged]}
 
 
+MACHINES = [  # device, shape, slices, mesh
+    ("TPU v4", (4, 4, 8), 1, {"batch": 32, "model": 4}),
+    ("TPU v4", (2, 4, 4), 1, {"batch": 8, "stage": 2, "model": 2}),
+    ("TPU v5e", (8, 16), 1, {"batch": 8, "model": 16}),
+    ("TPU v5e", (16, 16), 4, {"batch": 64, "context": 4, "model": 4}),
+    ("TPU v6e", (4, 4), 2, {"batch": 1, "stage": 2, "model": 16}),
+    ("TPU v5p", (16, 16, 24), 1, {"batch": 384, "model": 16}),
+    ("H100", (4,), 1, {"batch": 2, "model": 2}), ("H100", (16,), 1, {"batch": 4, "model": 4}),
+    ("A100", (64,), 1, {"batch": 2, "stage": 4, "model": 8}),
+    ("B200", (24,), 1, {"batch": 8, "model": 3}), ("H200", (16,), 1, {"batch": 1, "model": 16})]
+
+
+def test_groups_of_a_machine_and_their_links_are_those_of_python(tab):
+    kinds = ["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"]
+    found = answers_of(tab, """([machines, kinds]) => machines.map(
+      ([device, shape, slices, mesh]) => {
+        const machine = costs.machineOf(device, shape, slices);
+        const groups = costs.groupsOf(machine, mesh);
+        const all = [...Object.values(groups), costs.joined(Object.values(groups))];
+        return all.map(group => [group, kinds.map(
+          kind => costs.linkSeconds(kind, group, 2 ** 30, machine.device))]);
+      })""", [MACHINES, kinds])
+    for (name, shape, slices, mesh), answers in zip(MACHINES, found, strict=True):
+        groups = Machine(DEVICES[name], shape, slices).groups(mesh).values()
+        for group, (said_of_it, seconds) in zip([*groups, joined([*groups])], answers, strict=True):
+            assert Group(**{key: tuple(each) if isinstance(each, list) else each
+                            for key, each in said_of_it.items()}) == group
+            assert seconds == pytest.approx(
+                [link_seconds(kind, group, 2**30, DEVICES[name]) for kind in kinds], rel=1e-12)
+
+
 @pytest.mark.parametrize("script, refused", [
     ("costs.turnsOf('some', 2, 2)", lambda: turns_of("some", 2, 2)),
-    ("costs.placeOf([2, 2, 2, 2], costs.planOf({batch: 16}))",
-     lambda: spans((2, 2, 2, 2), {"batch": 16})),
+    ("costs.spans([2, 2, 2, 2], {batch: 16})", lambda: spans((2, 2, 2, 2), {"batch": 16})),
+    ("costs.machineOf('TPU v4', [2, 0, 2])", lambda: Machine(DEVICES["TPU v4"], (2, 0, 2))),
+    ("costs.machineOf('H100', [2, 4])", lambda: Machine(DEVICES["H100"], (2, 4))),
+    ("costs.machineOf('H100', [12])", lambda: Machine(DEVICES["H100"], (12,))),
+    ("costs.machineOf('TPU v4', [4], 2)", lambda: Machine(DEVICES["TPU v4"], (4,), 2)),
+    ("costs.groupsOf(costs.machineOf('TPU v5e', [3], 2), {batch: 3, model: 1})",
+     lambda: Machine(DEVICES["TPU v5e"], (3,), 2).groups({"batch": 3, "model": 1})),
     ("on({context: 2, method: 'some'})", lambda: on(context=2, method="some")),
     ("on({attention: 'some'})", lambda: on(attention="some")),
     ("on({remat: 'some'})", lambda: on(remat="some")),

@@ -6,13 +6,14 @@ import pytest
 
 from meshbook.costs import page
 from meshbook.costs.devices import DEVICES
+from meshbook.costs.machines import Machine
 from meshbook.costs.plans import PRESETS, Plan
 from meshbook.costs.ranking import impossible
 from meshbook.costs.seconds import step_seconds
 from meshbook.costs.step import describe
 from meshbook.models import MiniGPTConfig, ViTConfig
 
-PLACE = dict.fromkeys(Plan().sizes, ((), 1))
+ONE = Machine(DEVICES["H100"], (1,)).groups(Plan().sizes)
 
 
 def test_the_data_of_a_page_is_json():
@@ -34,6 +35,6 @@ def test_a_plan_for_which_a_model_has_no_program_is_refused(plan, words):
 def test_random_numbers_of_a_device_without_a_clock_take_no_known_time():
     device, config = DEVICES["H100"], ViTConfig()
     with pytest.raises(ValueError, match="random numbers of dropout take on H100"):
-        step_seconds(describe(config, Plan(), 8), device, PLACE)
+        step_seconds(describe(config, Plan(), 8), device, ONE)
     without = describe(replace(config, dropout=0.0), Plan(), 8)
-    assert step_seconds(without, device, PLACE)["random"] == 0
+    assert step_seconds(without, device, ONE)["random"] == 0

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from meshbook.costs.devices import DEVICES
-from meshbook.costs.places import spans
+from meshbook.costs.machines import Machine
 from meshbook.costs.plans import AXES, Plan
 from meshbook.costs.ranking import (
     METHODS, POLICIES, SCHEDULES, STAGED, WHOLE, best_on, impossible, meshes, plans_on, rank, ranked
@@ -27,7 +27,8 @@ from meshbook.parallel.pipeline import lockstep_events
 DENSE = DecoderConfig(vocabulary=500, tokens=32, embed=32, hidden=64, heads=4, layers=4)
 ROUTED = replace(DENSE, experts=ExpertSizes(4, 2, capacity=1.5))
 BIG = DecoderConfig.jaxformer(experts=JAXFORMER, dtype=jnp.bfloat16, by_row=True)
-V4, TORUS = DEVICES["TPU v4"], (2, 4, 4)
+V4 = DEVICES["TPU v4"]
+CHIPS, CUBE = Machine(V4, (2, 4, 4)), Machine(V4, (2, 2, 2))
 SOURCE = Plan(8, stage=2, model=2, rules="fully_sharded", microbatches=16, remat="all")
 
 
@@ -84,11 +85,11 @@ def test_a_plan_that_leaves_the_policy_to_the_config_is_asked_for_that():
 def test_a_ranking_hides_no_error():
     narrow = replace(ROUTED, experts=replace(ROUTED.experts, capacity=1e-12))
     with pytest.raises(ValueError, match="capacity of 1 or more slots"):
-        rank(narrow, 64, V4, (2, 2))
+        rank(narrow, 64, Machine(V4, (2, 2, 1)))
     with pytest.raises(ValueError, match="at least one row in a step; found 0"):
-        rank(DENSE, 0, V4, (2, 2))
+        rank(DENSE, 0, Machine(V4, (2, 2, 1)))
     with pytest.raises(ValueError, match="random numbers of dropout take on H100 is not known"):
-        rank(replace(DENSE, dropout=0.1), 64, DEVICES["H100"], (2, 2))
+        rank(replace(DENSE, dropout=0.1), 64, Machine(DEVICES["H100"], (4,)))
 
 
 def test_a_context_beside_other_axes_is_possible():
@@ -97,25 +98,25 @@ def test_a_context_beside_other_axes_is_possible():
 
 
 def test_the_ranking_has_every_mesh_once_and_the_fastest_that_fits_first():
-    found, refused = rank(BIG, 256, V4, (2, 2, 2))
+    found, refused = rank(BIG, 256, CUBE)
     assert len(found) + len(refused) == len(list(meshes(8))) and all(refused.values())
     assert not {each.plan.where for each in found} & {mesh.where for mesh in refused}
     fitting = [each.step for each in found if each.fits]
     assert fitting and fitting == sorted(fitting)
     with pytest.raises(ValueError, match="heads=12"):
-        best_on(BIG, Plan(4, model=8), 256, V4, TORUS)
+        best_on(BIG, Plan(4, model=8), 256, CHIPS)
 
 
 def test_a_long_context_is_ranked_beside_all_others():
     long = DecoderConfig(50_257, tokens=131_072, embed=1024, hidden=4096, heads=16, groups=8,
                          layers=12, gated=False, dtype=jnp.bfloat16)
-    found, refused = rank(long, 1, DEVICES["TPU v5e"], (2, 4))
+    found, refused = rank(long, 1, Machine(DEVICES["TPU v5e"], (2, 4)))
     assert found[0].fits and found[0].plan.context == 8
     assert not any("context" in why and "no formula" in why for why in refused.values())
 
 
 def test_a_step_is_slower_with_a_bubble_with_wire_and_with_what_is_made_again():
-    steps = {name: ranked(BIG, replace(SOURCE, **change), 256, V4, TORUS) for name, change in {
+    steps = {name: ranked(BIG, replace(SOURCE, **change), 256, CHIPS) for name, change in {
         "": {}, "few": {"microbatches": 4}, "kept": {"remat": "none"},
         "no stages": {"stage": 1, "batch": 16, "rules": "zero1", "microbatches": 1}}.items()}
     products = {name: each.seconds["products"] for name, each in steps.items()}
@@ -139,10 +140,11 @@ def test_lockstep_takes_as_long_as_its_ticks(p, m):
 
 
 def test_a_shared_link_takes_longer():
-    place, step = spans(TORUS, SOURCE.sizes), describe(BIG, SOURCE, 256)
-    assert place["batch"] == ((2, 4), 2) and place["model"] == ((2,), 1)
-    shared, alone = (step_seconds(step, V4, each)["batch"]
-                     for each in (place, place | {"batch": ((2, 4), 1)}))
+    groups, step = CHIPS.groups(SOURCE.sizes), describe(BIG, SOURCE, 256)
+    assert groups["batch"] == ((2, 4), (False, False), 2, 8, 1)
+    assert groups["model"] == ((2,), (False,), 1, 2, 1)
+    shared, alone = (step_seconds(step, V4, groups | {"batch": each})["batch"]
+                     for each in (groups["batch"], groups["batch"]._replace(shared=1)))
     assert shared == 2 * alone
 
 
@@ -159,9 +161,3 @@ def test_what_does_not_change_the_work_changes_no_flops():
              for rules in ("zero1", "fully_sharded_kept", "tensor_parallel")]
     assert len({step_work(describe(BIG, plan, 256)) for plan in plans}) == 1
     assert dataclasses.asdict(plans[0])["remat"] == "all"
-
-
-def test_a_torus_may_have_fewer_dimensions():
-    assert spans((2, 4), {"batch": 8}) == spans((2, 4, 1), {"batch": 8})
-    with pytest.raises(ValueError, match=r"one to three dimensions; found \(2, 2, 2, 2\)"):
-        spans((2, 2, 2, 2), {"batch": 16})

@@ -6,6 +6,7 @@ import optax
 import pytest
 
 from meshbook.costs.devices import DEVICES
+from meshbook.costs.machines import Machine
 from meshbook.costs.places import placed, spans
 from meshbook.costs.plans import Plan
 from meshbook.costs.ranking import ranked
@@ -30,7 +31,7 @@ compiler = pytest.mark.skipif(not topologies.installed(), reason="libtpu is not 
 
 
 def of_plan(plan):
-    return ranked(BIG, plan, 256, V4, TORUS)
+    return ranked(BIG, plan, 256, Machine(V4, TORUS))
 
 
 def test_the_record_is_that_of_the_cells():
@@ -110,7 +111,7 @@ def test_tables_and_bars_have_every_plan():
 def test_a_mesh_lies_on_the_torus_as_jax_lays_it():
     coords = placed(TORUS, {"batch": 8, "stage": 2, "model": 2})
     assert coords.shape == (8, 2, 2, 3) and len({*map(tuple, coords.reshape(-1, 3))}) == 32
-    assert spans(TORUS, {"batch": 32, "model": 1})["batch"] == ((2, 4, 4), 1)
+    assert spans(TORUS, {"batch": 32, "model": 1})["batch"] == ((2, 4, 4), (0, 1, 2), 1)
     with pytest.raises(NotImplementedError, match="Failed to find assignment"):
         placed(TORUS, {"batch": 8, "stage": 2, "model": 2}, split=False)
 
@@ -139,9 +140,9 @@ def test_meshes_that_are_not_in_the_record():
         assert made.flops == pytest.approx(step_work(describe(config, plan, 512)).done, rel=0.02)
         expected = step_traffic(describe(config, plan, 512), 2).along("model").bytes
         assert made.traffic.along("model").bytes == pytest.approx(expected, rel=0.01)
-        found = ranked(config, plan, 512, V4, (2, 2, 2))
+        found = ranked(config, plan, 512, Machine(V4, (2, 2, 2)))
         assert 1 < made.peak / found.peak < 2
-        kept = ranked(config, dataclasses.replace(plan, remat="none"), 512, V4, (2, 2, 2))
+        kept = ranked(config, dataclasses.replace(plan, remat="none"), 512, Machine(V4, (2, 2, 2)))
         assert made.peak / kept.peak < 1  # by a formula that knows nothing of the policy
         steps[plan] = 1e3 * found.step, made.clock["step"]
         assert steps[plan][0] == pytest.approx(steps[plan][1], rel=0.4)
