@@ -6,7 +6,7 @@ meshbook.costs.parts.push((data, known) => {
   const {floor, upTo, without, refuse, mapped} = meshbook.costs.helpers;
   const {NONE, numberOf, chosen, isFullySharded, checkSlots} = known;
   const {joined, linkSeconds} = known;
-  const {BLOCK, CHUNK, DRAWN, LANES, LOADS, SIDE} = data.constants;
+  const {BLOCK, CHUNK, DRAWN, LANES, LOADS, OF_BOUNDS, OF_ESTIMATE, SIDE} = data.constants;
 
   // turns.py
 
@@ -451,8 +451,9 @@ meshbook.costs.parts.push((data, known) => {
   };
   // Bytes to and from the memory of one device in a step with Adam, at the least.
   const bytesAtLeast = (step, tiles = true) => {
-    const held = stepMemory(step, tiles), weights = held.gathered || held.parameters;
-    return 2 * (step.plan.microbatches * held.activations + weights) + 8 * held.parameters;
+    const held = stepMemory(step, tiles);
+    const kept = step.plan.microbatches * keptBytes(step, step.remat, tiles);
+    return 2 * (kept + (held.gathered || held.parameters)) + 8 * held.parameters;
   };
   // Random numbers that one device draws for dropout: those of its own rows and layers.
   const numbersDrawn = ({plan, remat, config, rows, layout: {parts}, sizes}) => {
@@ -485,8 +486,14 @@ meshbook.costs.parts.push((data, known) => {
     compute: leastWork(step) / device.flops,
     memory: bytesAtLeast(step, !device.switch) / device.bandwidth,
     links: Math.max(0, ...Object.values(axisSeconds(step, device, groups)))});
+  // [least, most] seconds of a step, as far as published times say.
+  const likelySeconds = (step, device, groups) => {
+    const least = Object.values(bounds(step, device, groups)), most = Math.max(...least);
+    const whole = sum(device.switch ? least : Object.values(stepSeconds(step, device, groups)));
+    return (device.switch ? OF_BOUNDS : OF_ESTIMATE).map(times => Math.max(times * whole, most));
+  };
 
   return {turnsOf, passesOf, slotsOf, stepWork, leastWork, sent, stepTraffic, keptBytes, stepMemory,
           stepTimeline, total, stepPeak, bytesMoved, bytesAtLeast, numbersDrawn, axisSeconds,
-          stepSeconds, bounds};
+          stepSeconds, bounds, likelySeconds};
 });

@@ -3,6 +3,18 @@
 // tests/book/test_costs_js.py and test_costs_refused_js.py hold every number to the Python's.
 "use strict";
 
+const meshbook = (() => {
+  const up = (number, step) => Math.ceil(number / step) * step;
+  const product = numbers => numbers.reduce((all, each) => all * each, 1);
+  const sum = numbers => numbers.reduce((all, each) => all + each, 0);
+  // On a TPU an array (..., rows, columns) takes tiles of 8 rows by 128 columns.
+  const tiled = (...shape) =>
+    product(shape.slice(0, -2)) * up(shape.at(-2), 8) * up(shape.at(-1), 128);
+  const tokenRows = (batch, tokens, width) =>
+    Math.min(batch, tokens) * tiled(Math.max(batch, tokens), width);
+  return {up, product, sum, tiled, tokenRows};
+})();
+
 // data: of meshbook.costs.page. Each part is given it, and what the parts before it have.
 meshbook.costs = data => meshbook.costs.parts.reduce(
   (known, part) => ({...known, ...part(data, known)}), {});

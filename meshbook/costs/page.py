@@ -10,7 +10,7 @@ import numpy as np
 from meshbook.costs import ranking, tables, traffic, turns, work
 from meshbook.costs.devices import DEVICES
 from meshbook.costs.plans import AXES, PRESETS, Plan, rules_of
-from meshbook.costs.seconds import DRAWN
+from meshbook.costs.seconds import DRAWN, OF_BOUNDS, OF_ESTIMATE
 from meshbook.costs.step import ATTENTION, of_all_letters
 from meshbook.costs.timeline import KINDS
 from meshbook.hlo.clock import LANES
@@ -44,7 +44,7 @@ def data():
             "WHOLE", "STAGED", "POLICIES", "SCHEDULES", "METHODS", "SPARE", "DIVIDED")},
         "dtypes": {name: np.dtype(name).itemsize for name in DTYPES},
         "constants": {"BLOCK": BLOCK, "CHUNK": CHUNK, "DRAWN": DRAWN, "LANES": LANES,
-                      "LOADS": traffic.LOADS, "PADDED": text_models.LANES, "SIDE": work.SIDE},
+                      "OF_BOUNDS": OF_BOUNDS, "OF_ESTIMATE": OF_ESTIMATE, "LOADS": traffic.LOADS, "PADDED": text_models.LANES, "SIDE": work.SIDE},
         "devices": {name: dataclasses.asdict(each) for name, each in DEVICES.items()}},
         allow_nan=False))
 

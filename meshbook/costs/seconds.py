@@ -20,6 +20,10 @@ from meshbook.costs.turns import passes_of, slots_of
 from meshbook.costs.work import least_work, step_work
 from meshbook.hlo.clock import LANES
 
+# Eight of ten published times of programs on TPUs lie between these multiples of their compiler's
+# clock (results/clock.json), which the estimate follows, and all published steps on GPUs between
+# those of their bounds, added up (results/published-steps.toml).
+OF_ESTIMATE, OF_BOUNDS = (0.62, 1.7), (1.3, 2.5)
 DRAWN = 32  # steps of a vector unit for an element: 20 rounds of Threefry for four, and a test
 
 
@@ -59,8 +63,8 @@ def bytes_at_least(step: Step, tiles: bool = True):
     gradients and both moments, and writes three of them back; the gradients had to be written.
     """
     held = step_memory(step, tiles)
-    weights = held.gathered or held.parameters
-    return 2 * (step.plan.microbatches * held.activations + weights) + 8 * held.parameters
+    kept = step.plan.microbatches * kept_bytes(step, step.remat, tiles)
+    return 2 * (kept + (held.gathered or held.parameters)) + 8 * held.parameters
 
 
 def numbers_drawn(step: Step):
@@ -108,3 +112,16 @@ def bounds(step: Step, device: Device, groups: Mapping[str, Group]):
     return {"compute": least_work(step) / device.flops,
             "memory": bytes_at_least(step, device.tiles) / device.bandwidth,
             "links": max(axis_seconds(step, device, groups).values(), default=0.0)}
+
+
+def likely_seconds(step: Step, device: Device, groups: Mapping[str, Group]):
+    """(least, most) seconds of a step, as far as published times say.
+
+    On a TPU, of the estimate, the sum of `step_seconds`; on a GPU, whose compiler has no clock, of
+    the sum of `bounds`. Neither is below the largest of the bounds.
+    """
+    least = bounds(step, device, groups)
+    whole, (low, high) = ((sum(least.values()), OF_BOUNDS) if device.switch else
+                          (sum(step_seconds(step, device, groups).values()), OF_ESTIMATE))
+    most = max(least.values())
+    return max(low * whole, most), max(high * whole, most)

@@ -6,7 +6,7 @@ from browsers import CHROMIUM
 from costs_in_js import CONFIGS, DROPLESS, answers_of, opened, said, sizes_of
 
 from meshbook.costs import tables
-from meshbook.costs.devices import DEVICES, floors
+from meshbook.costs.devices import DEVICES
 from meshbook.costs.memory import step_memory
 from meshbook.costs.machines import Group, Machine, joined, link_seconds
 from meshbook.costs.places import spans
@@ -25,7 +25,6 @@ WIRED = """({device, kinds, turned, plans}) => ({
   wire: kinds.map(([kind, sizes, moved, ring]) => [
     costs.wireBytes(kind, sizes[0], moved[1]),
     costs.wireSeconds(kind, sizes, moved, device, ring)]),
-  floors: meshbook.floors(device, 3e15, 5e11, 7e9),
   turns: turned.map(each => Object.values(costs.turnsOf(...each))),
   passes: plans.map(plan => [...costs.passesOf(plan), costs.slotsOf(plan)])})"""
 
@@ -90,7 +89,6 @@ def test_wire_bytes_seconds_and_turns_are_those_of_python(tab, name):
         "wire": [[wire_bytes(kind, sizes[0], moved[1]),
                   wire_seconds(kind, sizes, tuple(moved), device, ring)]
                  for kind, sizes, moved, ring in kinds],
-        "floors": floors(device, 3e15, 5e11, 7e9),
         "turns": [list(turns_of(*each)) for each in turned],
         "passes": [[*passes_of(plan), slots_of(plan)] for plan in staged]}
 
