@@ -133,21 +133,25 @@ meshbook.costs.parts.push((data, known) => {
     ] : [toSend(row.letters, ALL_REDUCE, axes, count, times * whole)];
   };
   // A parameter that is gathered, and the sum of its gradient, for each of its uses.
+  // Whether the ViT and MiniGPT sum a gradient in each part of a batch, before all parts are.
+  const isSummedAtOnce = ({plan, table}, {summed, shape, travels}) => plan.microbatches > 1
+    && !(table.stacked || summed || !travels || shape.includes("V"));
   const ofParameter = (step, each, number) => {
     const {plan} = step, {row, axes: {tokens, owned, own}} = each;
     const byHand = isByHand(step) || plan.stage > 1;
     if (byHand && own) return row.is_parameter ? scattered(step, each, number) : [];
     const once = byHand || plan.microbatches > 1;
-    if (row.of && once && !owned.length) return [];
-    const width = row.exact || once ? 4 : number, count = step.table.stacked ? null : 0;
-    const bytes = width * (each.used || ofAnother(step, row));
-    const found = !(row.travels || plan.stage > 1) ? [] : summedOver(step, row, tokens).map(
-      axes => toSend(row.shape, ALL_REDUCE, axes, count, bytes));
+    if (row.of && once) return [];
+    const {stacked} = step.table, width = row.exact || once ? 4 : number;
+    const bytes = width * (each.used || ofAnother(step, row)), count = stacked ? null : 0;
+    const times = 1 + plan.microbatches * isSummedAtOnce(step, row);
+    const travels = row.travels || plan.stage > 1 || !stacked && once;
+    const found = !travels ? [] : summedOver(step, row, tokens).map(
+      axes => toSend(row.shape, ALL_REDUCE, axes, count, times * bytes));
     if (owned.length) {
-      const again = each.inLayers && step.table.stacked && step.remat !== "none"
-        && row.backward !== "never";
-      found.push(toSend(row.shape, ALL_GATHER, owned, each.layers * (1 + again),
-                        (1 + again) * bytes));
+      const again = each.inLayers && stacked && step.remat !== "none"
+        && row.backward !== "never" && !once, leaves = once && stacked ? 1 : each.layers;
+      found.push(toSend(row.shape, ALL_GATHER, owned, leaves * (1 + again), (1 + again) * bytes));
     }
     return found;
   };
@@ -220,9 +224,12 @@ meshbook.costs.parts.push((data, known) => {
   const ofScalars = (step, clipped) => {
     const {plan, sizes, table, layout: {over}} = step, m = plan.microbatches, norms = new Map();
     const rows = [...over("BW", "BW"), ...(plan.stage > 1 ? ["stage"] : [])];
-    // the compiler takes them out of the loop over microbatches, with experts all but the first
-    const times = step.config.experts && plan.stage === 1 ? Math.min(m, 2) : 1;
-    const found = [toSend("loss", ALL_REDUCE, rows, table.stacked ? null : 1, times * 2 * 4)];
+    // the compiler takes them out of the loop over microbatches, with experts all but the first,
+    // and not those of images
+    const often = step.config.experts && plan.stage === 1 ? Math.min(m, 2) : 1;
+    const times = "V" in sizes ? often : m, parts = m > 1 ? m : 0;
+    const found = [toSend("loss", ALL_REDUCE, rows, table.stacked ? null : 1 + parts,
+                          times * 2 * 4)];
     if ("V" in sizes) {
       const tokens = step.numbersOf("BW");
       found.push(toSend("loss", ALL_REDUCE, over("VD", "V"), m * 2 * Math.ceil(tokens / CHUNK),

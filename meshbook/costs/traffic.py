@@ -149,17 +149,24 @@ def _parameter(step, each, number):
             yield from _by_hand(step, each, number, owned, tokens, staged)
         return
     once = by_hand or staged or plan.microbatches > 1
-    if row.of and once and not owned:
+    if row.of and once:
         return
     width = 4 if row.exact or once else number  # sums over microbatches are float32
-    count = None if step.table.stacked else 0
-    for axes in _summed_over(step, row, tokens) * (row.travels or staged):
-        yield Sent(row.shape, "all-reduce", axes, count, width * q)
+    count, stacked = None if step.table.stacked else 0, step.table.stacked
+    times = 1 + plan.microbatches * _is_summed_at_once(step, row)
+    for axes in _summed_over(step, row, tokens) * (row.travels or staged or not stacked and once):
+        yield Sent(row.shape, "all-reduce", axes, count, times * width * q)
     if owned:
-        again = each.in_layers and step.table.stacked and step.remat != "none" and (
-            row.backward != "never")
-        leaves = each.layers if each.in_layers else 1
+        again = each.in_layers and stacked and step.remat != "none" and (
+            row.backward != "never") and not once
+        leaves = each.layers if each.in_layers and not (once and stacked) else 1
         yield Sent(row.shape, "all-gather", owned, leaves * (1 + again), (1 + again) * width * q)
+
+
+def _is_summed_at_once(step, row):
+    """Whether the ViT and MiniGPT sum a gradient in each part of a batch, before all parts are."""
+    return step.plan.microbatches > 1 and not (
+        step.table.stacked or row.summed or not row.travels or "V" in row.shape)
 
 
 def _size(step, each):
@@ -245,9 +252,14 @@ def _scalars(step, clipped):
     plan, over, found = step.plan, step.layout.over, {}
     has_experts = getattr(step.config, "experts", None) is not None
     rows = over("BW", "BW") + ("stage",) * (plan.stage > 1)
-    # the compiler takes them out of the loop over microbatches, with experts all but the first
+    # the compiler takes them out of the loop over microbatches, with experts all but the first, and
+    # not those of images
     times = min(plan.microbatches, 2) if has_experts and plan.stage == 1 else 1
-    yield Sent("loss", "all-reduce", rows, None if step.table.stacked else 1, times * 2 * 4)
+    if "V" not in step.sizes:
+        times = plan.microbatches
+    parts = plan.microbatches if plan.microbatches > 1 else 0  # whose gradients are summed at once
+    yield Sent("loss", "all-reduce", rows, None if step.table.stacked else 1 + parts,
+               times * 2 * 4)
     if "V" in step.sizes:
         tokens = step.numbers_of("BW")
         count = plan.microbatches * 2 * -(-tokens // CHUNK)

@@ -32,8 +32,9 @@ from meshbook.models.decoder import DecoderConfig
 from meshbook.models.decoder_config import POLICIES
 from meshbook.models.expert_layers import ExpertSizes
 from meshbook.models.losses import language_loss
+from meshbook.parallel.accumulation import in_microbatches
 from meshbook.sharding import make_mesh
-from meshbook.training import abstract_state, clipped, compile_step
+from meshbook.training import abstract_state, clipped, compile_step, loss_and_metrics
 
 A_FEW = st.integers(1, 3)
 MESHES = shapes(axes=2).filter(lambda shape: len(shape) == 2)
@@ -66,17 +67,21 @@ def layouts(draw):
     rows, ways = draw(MESHES)
     if preset == "data_parallel":
         rows, ways = rows * ways, 1
+    parts = draw(A_FEW)
     heads = ways * draw(A_FEW)
     sizes = dict(heads=heads, embed=heads * rows * draw(st.integers(2, 4)), layers=draw(A_FEW),
                  hidden=rows * ways * draw(st.integers(2, 6)))
-    return Plan(rows, model=ways, rules=preset), rows * draw(A_FEW), sizes
+    plan = Plan(rows, model=ways, rules=preset, microbatches=parts)
+    return plan, parts * rows * draw(A_FEW), sizes
 
 
-def of_model(config, build, plan, rows, inputs, labels, optimizer=optax.sgd(0.1), **more):
+def of_model(config, build, plan, rows, inputs, labels, loss, optimizer=optax.sgd(0.1), **more):
     """The Compiled step of a ViT or a MiniGPT; inputs, labels: shape and dtype."""
     mesh = make_mesh((plan.batch, plan.model))
+    if plan.microbatches > 1:
+        loss = in_microbatches(loss, plan.microbatches)
     state = abstract_state(lambda: build(config, rules_of(plan), rngs=nnx.Rngs(0)), optimizer, mesh,
-                           **more)
+                           loss=loss, **more)
     spec = jax.NamedSharding(mesh, jax.P("batch"))
     batch = {"inputs": jax.ShapeDtypeStruct(*inputs, sharding=spec),
              "labels": jax.ShapeDtypeStruct(*labels, sharding=spec)}
@@ -88,10 +93,10 @@ def of_model(config, build, plan, rows, inputs, labels, optimizer=optax.sgd(0.1)
 @given(layouts(), st.integers(1, 3), st.integers(1, 4), st.integers(2, 5))
 def test_a_vits_parameters_work_and_bytes_are_those_of_any_program(layout, patch, across, classes):
     plan, images, sizes = layout
-    images = max(images, 2)  # JAX finds no sharding for the labels of a single one
+    images = max(images, 2 * plan.microbatches)  # JAX finds no sharding for a single label
     config = ViTConfig(image=patch * across, patch=patch, classes=classes, **sizes)
     agree(of_model(config, ViT, plan, images, ((images, config.image, config.image, 3), np.uint8),
-                   ((images,), np.int32), prepare=normalised))
+                   ((images,), np.int32), loss_and_metrics, prepare=normalised))
 
 
 @examples(4)
@@ -102,7 +107,7 @@ def test_a_minigpts_parameters_work_and_bytes_are_those_of_any_program(
     config = MiniGPTConfig(128 * plan.batch * plan.model * words - 5, tokens=tokens, **sizes)
     optimizer = optax.chain(clipped(1.0), optax.sgd(0.1)) if clip else optax.sgd(0.1)
     ids = (texts, tokens), np.int32
-    agree(of_model(config, MiniGPT, plan, texts, ids, ids, optimizer, loss=language_loss), clip)
+    agree(of_model(config, MiniGPT, plan, texts, ids, ids, language_loss, optimizer), clip)
 
 
 @st.composite

@@ -59,6 +59,9 @@ EXACT = [  # config, plan, rows, whether gradients are clipped
     (replace(NO_BIASES, dtype="bfloat16"), Plan(model=8, rules=TENSOR), 8, False),
     (NO_BIASES, Plan(2, model=4, rules=FSDP, remat="all"), 2, False),
     (NO_ROTARY, Plan(4, rules=DATA), 12, False),
+    (SMALL, Plan(8, rules=FSDP, microbatches=2), 16, False),
+    (replace(LATENT, dtype="bfloat16"), Plan(
+        4, model=2, rules=FSDP, microbatches=3, remat="all"), 24, True),
     (SMALL, Plan(8, rules="zero1"), 8, False),
     (GROUPS, Plan(4, model=2, rules="zero1"), 8, True),
     (GROUPS, Plan(4, model=2, rules="zero2", remat="all"), 8, False),
