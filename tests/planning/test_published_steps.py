@@ -5,8 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from meshbook.costs.devices import GIB
+from meshbook.costs.plans import Plan
+from meshbook.costs.ranking import SPARE
 from meshbook.costs.seconds import OF_BOUNDS, OF_ESTIMATE, bounds, likely_seconds
 from meshbook.costs.step import describe
+from meshbook.costs.timeline import step_peak
+from meshbook.models import MiniGPTConfig, ViTConfig
+from meshbook.planning.records import accelerators
 from meshbook.planning.published_steps import published_steps
 from meshbook.planning.topologies import RESULTS
 
@@ -52,3 +58,18 @@ def test_a_time_is_given_in_seconds_tokens_or_flops():
     llama = by_name["Llama 3 405B on 8,192 H100"]  # 6 FLOPs for a number and token, and attention
     flops = 2048 * 8192 * (6 * 405e9 + 12 * 126 * 16_384 * 8192)
     assert llama.seconds == pytest.approx(flops / 8192 / 430e12, rel=0.02)
+
+
+def test_what_is_spared_is_enough_for_programs_on_gpus():
+    """Of this book as JAX compiled them, and of torchtitan, whose layers keep products."""
+    record = next(each for each in accelerators() if each["device"] == "NVIDIA H200")
+    found = []
+    for cell, name, config, rows in (
+            ("vit, batch 1,024, bfloat16", "this book", ViTConfig(), 1024),
+            ("gpt, batch 256, 4 blocks, bfloat16", "this book, chunked loss", MiniGPTConfig(), 256)):
+        asked_for = record["cells"][cell]["contestants"][name]["peak bytes"]
+        found.append(asked_for / step_peak(describe(config, Plan(), rows), tiles=False))
+    found += [each.memory * GIB / step_peak(asked(each)[0], tiles=False) for each in STEPS
+              if each.memory and each.plan.remat == "products"]
+    assert [f"{each:.2f}" for each in found] == ["1.29", "1.32", "1.23", "1.25"]
+    assert max(found) < 1 / (1 - SPARE)
