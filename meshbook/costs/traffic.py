@@ -9,7 +9,7 @@ Experts, contexts and stages add exchanges of their own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from meshbook.costs.step import Step, check_slots
@@ -17,15 +17,20 @@ from meshbook.costs.turns import turns_of
 from meshbook.hlo.collectives import Moved, Traffic
 from meshbook.models.losses import CHUNK
 
+WEIGHTS, GRADIENTS, KEYS = "weights", "gradients of weights", "keys and values"
 LOADS = 4  # numbers of an expert that a layer sums: choices before and after, means of scores
 
 
 class Sent(NamedTuple):
     """Collectives of one kind along mesh axes: how many, or None, and bytes of their results.
 
-    what: the letters of what is sent, or its name.
+    part: of the model, one of `tables.PARTS`, of which all layers of one device count; when:
+    "forward", "backward" or "update"; what: is sent, in words. A count of 0 is that of what travels
+    together with something else.
     """
 
+    part: str
+    when: str
     what: str
     kind: str
     axes: tuple
@@ -42,15 +47,21 @@ def step_traffic(step: Step, number: int = 4, clipped: bool = False, balanced: b
     is split; balanced: whether the loss knows the loads of experts. A count is None where the
     compiler merges collectives as it likes. Raises ValueError for experts without a capacity.
     """
+    found = added(step, sent(step, number, clipped, balanced), lambda each: (each.kind, each.axes))
+    return Traffic(found, step.plan.sizes)
+
+
+def added(step: Step, events: Iterable[Sent], key: Callable):
+    """{key(each): Moved} of what goes over links, each with its axes in the order of the mesh."""
     order, moved = list(step.layout.mesh), {}
-    for each in sent(step, number, clipped, balanced):
+    for each in events:
         if each.axes and each.bytes:
-            axes = tuple(sorted(each.axes, key=order.index))
-            moved.setdefault((each.kind, axes), []).append(each)
-    return Traffic({key: Moved(
+            each = each._replace(axes=tuple(sorted(each.axes, key=order.index)))
+            moved.setdefault(key(each), []).append(each)
+    return {name: Moved(
         None if any(each.count is None for each in found) else round(sum(
             each.count for each in found)), round(sum(each.bytes for each in found)))
-        for key, found in moved.items()}, step.plan.sizes)
+        for name, found in moved.items()}
 
 
 def sent(step: Step, number: int = 4, clipped: bool = False,
@@ -91,7 +102,8 @@ def _products(step, number, clipped):
                 yield from _read(step, each, axes, times, number, count if counted else None)
                 together.add(row.reads)
         if row.inside and (axes := over(row.inside, row.inside)):
-            yield Sent(row.shape, "all-reduce", axes, None, times / each.layers * 4 * each.used)
+            yield Sent(each.part, "backward", GRADIENTS, "all-reduce", axes, None,
+                       times / each.layers * 4 * each.used)
 
 
 def _is_counted(step, clipped):
@@ -105,15 +117,14 @@ def _is_counted(step, clipped):
 def _made(step, each, axes, times, number, counted):
     """What a product makes is a part of a sum on each device: added up, or scattered by tokens."""
     split, row = step.layout.over("BTD", "T"), each.row
-    often = times * (1 + (each.in_layers and _is_made_again(step, row)))
+    again = times * (each.in_layers and _is_made_again(step, row))
     parts, whole = (number * step.numbers_of(tokens + row.made) for tokens in ("BT", "BW"))
-    if set(axes) & set(split):
-        yield Sent(row.letters, "reduce-scatter", axes, often if counted else None,
-                   often * parts)
-        yield Sent(row.letters, "all-gather", axes, times if counted else None,
-                   times * whole)  # its gradient
-    else:
-        yield Sent(row.letters, "all-reduce", axes, often if counted else None, often * whole)
+    scatters, what = bool(set(axes) & set(split)), f"output of {row.name}"
+    kind, size = ("reduce-scatter", parts) if scatters else ("all-reduce", whole)
+    for when, words, kind, often, size in (
+            ("forward", what, kind, times, size), ("backward", f"{what}, again", kind, again, size),
+            ("backward", f"gradient of the {what}", "all-gather", times * scatters, whole)):
+        yield Sent(each.part, when, words, kind, axes, often if counted else None, often * size)
 
 
 def _is_made_again(step, row):
@@ -128,12 +139,16 @@ def _read(step, each, axes, times, number, count):
     split, row = step.layout.over("BTD", "T"), each.row
     number = 4 if row.exact else number
     parts, whole = (number * step.numbers_of(tokens + row.summed) for tokens in ("BT", "BW"))
+    what = f"input of the {row.reads.partition('/')[0]}"
+    gradient = each.part, "backward", f"gradient of the {what}"
     if set(axes) & set(split):
-        twice = 1 + (each.in_layers and step.remat != "none")
-        yield Sent(row.letters, "all-gather", axes, count and count * twice, times * twice * whole)
-        yield Sent(row.letters, "reduce-scatter", axes, count, times * parts)
+        again = each.in_layers and step.remat != "none"
+        yield Sent(each.part, "forward", what, "all-gather", axes, count, times * whole)
+        yield Sent(each.part, "backward", f"{what}, again", "all-gather", axes,
+                   count and count * again, times * again * whole)
+        yield Sent(*gradient, "reduce-scatter", axes, count, times * parts)
     else:
-        yield Sent(row.letters, "all-reduce", axes, count, times * whole)
+        yield Sent(*gradient, "all-reduce", axes, count, times * whole)
 
 
 def _parameter(step, each, number):
@@ -154,12 +169,13 @@ def _parameter(step, each, number):
     width = 4 if row.exact or once else number  # sums over microbatches are float32
     count = None if step.table.stacked else 0
     for axes in _summed_over(step, row, tokens) * (row.travels or staged):
-        yield Sent(row.shape, "all-reduce", axes, count, width * q)
+        yield Sent(each.part, "backward", GRADIENTS, "all-reduce", axes, count, width * q)
     if owned:
         again = each.in_layers and step.table.stacked and step.remat != "none" and (
             row.backward != "never")
-        leaves = each.layers if each.in_layers else 1
-        yield Sent(row.shape, "all-gather", owned, leaves * (1 + again), (1 + again) * width * q)
+        for when, what, times in ("forward", WEIGHTS, 1), ("backward", f"{WEIGHTS}, again", again):
+            yield Sent(each.part, when, what, "all-gather", owned, times * each.layers,
+                       times * width * q)
 
 
 def _size(step, each):
@@ -177,17 +193,19 @@ def _summed_over(step, row, tokens):
 
 def _by_hand(step, each, number, owned, tokens, staged):
     """Gathered where it is used, its gradient scattered where its moments lie."""
-    plan, rules, q = step.plan, step.layout.rules, each.used
+    plan, rules, q, part = step.plan, step.layout.rules, each.used, each.part
     parts = plan.microbatches if plan.is_fully_sharded and not staged else 1
     gathers = parts if each.in_layers else 1  # what stands outside of the layers stays gathered
     width = number if plan.is_fully_sharded else 4  # what was updated, or what products need
     again = bool(rules.regather) and plan.is_fully_sharded and each.in_layers and (
         each.row.backward == "always" or each.row.backward == "again" and step.remat != "none")
-    yield Sent(each.row.shape, "all-gather", owned, None, (gathers + parts * again) * width * q)
-    ways = step.layout.devices(owned)
-    yield Sent(each.row.shape, "reduce-scatter", owned, None, parts * 4 * q // ways)
-    rest = tuple(axis for axis in tokens if axis not in owned)
-    yield Sent(each.row.shape, "all-reduce", rest, None, parts * 4 * q // ways)
+    first = ("forward", WEIGHTS) if plan.is_fully_sharded else ("update", f"{WEIGHTS}, updated")
+    yield Sent(part, *first, "all-gather", owned, None, gathers * width * q)
+    yield Sent(part, "backward", f"{WEIGHTS}, again", "all-gather", owned, None,
+               parts * again * width * q)
+    rest, own = tuple(axis for axis in tokens if axis not in owned), step.layout.devices(owned)
+    for kind, axes in ("reduce-scatter", owned), ("all-reduce", rest):
+        yield Sent(part, "backward", GRADIENTS, kind, axes, None, parts * 4 * q // own)
 
 
 def _experts(step, number, balanced):
@@ -195,37 +213,44 @@ def _experts(step, number, balanced):
     experts, plan = getattr(step.config, "experts", None), step.plan
     if experts is None:
         return
-    layers = max(each.layers for each in step.placed if "experts" in each.flags)
     again = (step.remat != "none") + (plan.stage > 1 and plan.schedule == "lockstep")
-    count = in_layers(step) * layers * (4 + 2 * again)
+    part, over = "layers with experts", step.layout.over
+    times = in_layers(step) * step.layers[part]
     slots = number * step.microbatch * math.prod(step.sizes[letter] for letter in "EZD")
-    yield Sent("slots", "all-to-all", step.layout.over("BZED", "E"), count, count * slots)
+    what = "tokens to their experts and back"
+    for when, words, count in (
+            ("forward", what, 2 * times), ("backward", f"{what}, again", 2 * again * times),
+            ("backward", "gradients of these tokens", 2 * times)):
+        yield Sent(part, when, words, "all-to-all", over("BZED", "E"), count, count * slots)
     loads = LOADS + again if plan.stage == 1 else bool(experts.auxiliary or experts.biased)
-    yield Sent("loads", "all-reduce", step.layout.over("BT", "BT"), None,
-               balanced * in_layers(step) * layers * 4 * loads * experts.count)
+    yield Sent(part, "forward", "loads of experts", "all-reduce", over("BT", "BT"), None,
+               balanced * times * 4 * loads * experts.count)
 
 
 def _context(step, number):
     """Keys and values of other devices: in a ring, gathered, or heads for tokens (Ulysses)."""
-    plan, ways = step.plan, step.plan.context
+    ways = step.plan.context
     if ways == 1:
         return
-    keys, queries = step.numbers_of("BTGK"), number * step.numbers_of("BTHK")
-    forward = 1 + (step.remat in ("products", "all"))  # passes, with the one that is done again
-    times = in_layers(step) * step.config.layers // plan.stage
-    if plan.method == "gather":  # what is gathered again serves both passes
-        yield Sent("keys", "all-gather", ("context",), 4 * times, times * 4 * ways * number * keys)
-        yield Sent("gradients", "reduce-scatter", ("context",), 2 * times, times * 2 * 4 * keys)
-    elif plan.method == "ring":
-        turns = times * (ways - 1)
-        yield Sent("keys", "collective-permute", ("context",), turns * (2 * forward + 2),
-                   turns * (2 * forward + 2) * number * keys)
-        yield Sent("gradients", "collective-permute", ("context",), turns * 2, turns * 2 * 4 * keys)
-    else:
-        kept = step.remat == "attention"  # what was found is kept, queries and keys are not
-        both = queries + number * keys
-        yield Sent("heads", "all-to-all", ("context",), times * (4 * forward + 4 + 3 * kept), times
-                   * ((forward + 1) * 2 * both + kept * (both + number * keys)))
+    keys, queries = step.numbers_of("BTGK"), step.numbers_of("BTHK")
+    passes = 1 + (step.remat in ("products", "all"))  # forward, with the one that is done again
+    kept = step.remat == "attention"  # what was found is kept, queries and keys are not
+    size, around, both = number * keys, 2 * (ways - 1), number * (queries + keys)
+    again, back, heads = f"{KEYS}, again", f"gradients of {KEYS}", "heads for tokens"
+    lines = {
+        "ring": (("forward", KEYS, "collective-permute", around, around * size),
+                 ("backward", again, "collective-permute", around * passes, around * passes * size),
+                 ("backward", back, "collective-permute", around, around * 4 * keys)),
+        "gather": (("forward", KEYS, "all-gather", 2, 2 * ways * size),
+                   ("backward", again, "all-gather", 2, 2 * ways * size),  # serves both passes
+                   ("backward", back, "reduce-scatter", 2, 2 * 4 * keys)),
+        "ulysses": (("forward", heads, "all-to-all", 4, 2 * both),
+                    ("backward", f"{heads}, and gradients", "all-to-all", 4 * passes + 3 * kept,
+                     2 * passes * both + kept * (both + size)))}
+    for part, layers in step.layers.items():
+        times = in_layers(step) * layers
+        for when, what, kind, count, moved in lines[step.plan.method]:
+            yield Sent(part, when, what, kind, ("context",), times * count, times * moved)
 
 
 def _stages(step, number):
@@ -233,11 +258,17 @@ def _stages(step, number):
     plan, m = step.plan, step.plan.microbatches
     if plan.stage == 1:
         return
-    one = number * step.numbers_of("BTD")
-    permutes = turns_of(plan.schedule, plan.stage, m).permutes
-    yield Sent("BTD", "collective-permute", ("stage",), permutes, permutes * one)
+    one, axes = number * step.numbers_of("BTD"), ("stage",)
+    turns = turns_of(plan.schedule, plan.stage, m).permutes / 2
+    for when, what in ("forward", "activations to the next stage"), (
+            "backward", "their gradients to the stage before"):
+        yield Sent("stages", when, what, "collective-permute", axes, turns, turns * one)
     norm = sum(each.used for each in step.placed if each.shape == "D")
-    yield Sent("BTD", "all-reduce", ("stage",), None, 2 * m * one + 4 * norm)
+    for part, when, what, size in (
+            ("head", "forward", "output of the last stage", m * one),
+            ("head", "backward", GRADIENTS, 4 * norm),
+            ("embedding", "backward", "gradient of the input of the first stage", m * one)):
+        yield Sent(part, when, what, "all-reduce", axes, None, size)
 
 
 def _scalars(step, clipped):
@@ -247,15 +278,17 @@ def _scalars(step, clipped):
     rows = over("BW", "BW") + ("stage",) * (plan.stage > 1)
     # the compiler takes them out of the loop over microbatches, with experts all but the first
     times = min(plan.microbatches, 2) if has_experts and plan.stage == 1 else 1
-    yield Sent("loss", "all-reduce", rows, None if step.table.stacked else 1, times * 2 * 4)
+    yield Sent("head", "forward", "loss and accuracy", "all-reduce", rows,
+               None if step.table.stacked else 1, times * 2 * 4)
     if "V" in step.sizes:
         tokens = step.numbers_of("BW")
         count = plan.microbatches * 2 * -(-tokens // CHUNK)
-        yield Sent("loss", "all-reduce", over("VD", "V"), count,
-                   plan.microbatches * 3 * 4 * tokens)
+        yield Sent("head", "forward", "maximum and sums of the softmax", "all-reduce",
+                   over("VD", "V"), count, plan.microbatches * 3 * 4 * tokens)
     for each in step.placed if clipped else ():
         if each.row.is_parameter and each.row.travels:
             for axis in over(each.shape, each.shape, "moments"):
                 found[axis] = found.get(axis, 0) + each.leaves
     for axis, leaves in found.items():
-        yield Sent("norms", "all-reduce", (axis,), 1 if axis == "model" else None, 4 * leaves)
+        yield Sent("optimizer", "update", "squared norms of gradients", "all-reduce", (axis,),
+                   1 if axis == "model" else None, 4 * leaves)
