@@ -112,7 +112,7 @@ meshbook.costs.parts.push((data, known) => {
   };
   // What a product makes is a part of a sum on each device: added up, or scattered by tokens.
   const ofMade = (step, {row, part, inLayers, axes: {summed: axes}}, times, number, counted) => {
-    const again = times * (inLayers && isMadeAgain(step, row)), what = `output of ${row.name}`;
+    const again = times * (inLayers && isMadeAgain(step, row)), what = `output of ${row.title}`;
     const [parts, whole] = ["BT", "BW"].map(tokens => number * step.numbersOf(tokens + row.made));
     const scatters = meets(axes, step.layout.along);
     const [kind, bytes] = scatters ? [REDUCE_SCATTER, parts] : [ALL_REDUCE, whole];
@@ -179,7 +179,7 @@ meshbook.costs.parts.push((data, known) => {
     const again = rules.regather && full && inLayers && (
       row.backward === "always" || row.backward === "again" && step.remat !== "none");
     const bytes = floor(parts * 4 * used, devices(owned));
-    const first = full ? ["forward", WEIGHTS] : ["update", `${WEIGHTS}, updated`];
+    const first = full ? ["forward", WEIGHTS] : ["update", `updated ${WEIGHTS}`];
     const back = (what, kind, axes, size) => toSend(part, "backward", what, kind, axes, null, size);
     return [
       toSend(part, ...first, ALL_GATHER, owned, null, gathers * width * used),

@@ -47,16 +47,16 @@ meshbook.costs.parts = [data => {
   // rows.py and tables.py
 
   // letters: "what it sums over > what it makes"; the rest of a Row follows from them. output: the
-  // letters of what its product makes as one array, "" where there is none.
+  // letters of what one of its products makes of tokens, "" of what makes nothing.
   const rowOf = row => {
     const [before, after = ""] = row.letters.split(">"), {name, tokens} = row;
     const summed = without([...before], after).join("");
     const made = without([...after], before).join("");
     const shape = row.of || [...new Set(before + after)].join("");
-    const output = name && summed ? tokens + without([...shape], summed + made).join("")
-      + name.slice(name.lastIndexOf(summed.at(-1)) + 1) : "";
-    return {...row, summed, made, shape, output, again: words(row.again), when: words(row.when),
-            together: row.reads.split("/")[0]};
+    const title = name.slice(0, Math.max(0, name.lastIndexOf("_")));
+    const output = summed && tokens + after;
+    return {...row, title, summed, made, shape, output, again: words(row.again),
+            when: words(row.when), together: row.reads.split("/")[0]};
   };
   const keptOf = list => list.map(each => ({...each, when: words(each.when)}));
   const TABLES = mapped(data.tables, ({first, layer, last, inputs, kept, working, ...table}) => ({

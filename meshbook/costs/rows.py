@@ -67,14 +67,14 @@ class Row:
         return self.of or "".join(dict.fromkeys(self.letters.replace(">", "")))
 
     @functools.cached_property
+    def title(self):
+        """The name without the letters."""
+        return self.name.rpartition("_")[0]
+
+    @functools.cached_property
     def output(self):
-        """The letters of what its product makes of tokens, as one array: they stand in its name
-        behind what is summed; "" where there is no such array.
-        """
-        if not self.name or not self.summed:
-            return ""
-        batch = "".join(letter for letter in self.shape if letter not in self.summed + self.made)
-        return self.tokens + batch + self.name[self.name.rindex(self.summed[-1]) + 1:]
+        """The letters of what one of its products makes of tokens, "" of what makes nothing."""
+        return self.tokens + self.letters.partition(">")[2] if self.summed else ""
 
     def number(self, flags: Set[str]):
         """How many arrays of this shape lie in one, in a layer with these flags."""

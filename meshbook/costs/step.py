@@ -75,12 +75,12 @@ def _named(rules, letters, kind):
 class Placed:
     """A row of a table on one device.
 
-    part: of the model, one of `tables.PARTS`; layers: of the device that have it, 1 outside of the
-    layers; leaves: arrays of the model that
-    are such a parameter; flags: of such a layer, none outside. used, stored, gradients, moments:
-    numbers of its parameter in all of them, of which the device has the products, which it keeps,
-    of its gradient, of one of Adam's moments. flops: of its product forward in all of them, for one
-    pass of all rows; useful: its share of what has to be done.
+    part: of the model, one of `tables.ALL_PARTS`; layers: of the device that have it, 1 outside of
+    the layers; leaves: arrays of the model that are such a parameter; flags: of such a layer, none
+    outside. used, stored, gradients, moments: numbers of its parameter in all of them, of which the
+    device has the products, which it keeps, of its gradient, of one of Adam's moments. flops: of
+    its product forward in all of them, for one pass of all rows; useful: its share of what has to
+    be done.
     """
 
     row: Row

@@ -27,7 +27,7 @@ def vector(letters: str, name: str, count: int = 1, when: str = "", backward: st
     return Row(">" + letters, name, count, when, backward=backward, is_product=False, **more)
 
 
-def norm(name: str, shift: str = "shift_D", when: str = ""):
+def norm_rows(name: str, shift: str = "shift_D", when: str = ""):
     """The scale of a norm, and its shift, which a layer has under a flag."""
     return (vector("D", f"{name}/scale_D", backward="always", exact=True),
             vector("D", f"{name}/{shift}", when=when, exact=True))
@@ -53,7 +53,7 @@ def scores_and_values(inside: str):
 
 
 PLAIN = (  # the layer of the ViT and of MiniGPT
-    *norm("norm1", "bias_D"), *norm("norm2", "bias_D"),
+    *norm_rows("norm1", "bias_D"), *norm_rows("norm2", "bias_D"),
     Row("D>HK", "attention/w_qkv_DSHK", 3, reads="attention"),
     vector("HK", "attention/b_qkv_SHK", 3), *scores_and_values("heads"),
     Row("HK>D", "attention/w_out_HKD"), vector("D", "attention/b_out_D"),
@@ -72,7 +72,7 @@ VIT = Table(
            vector("TD", "position_TD"),
            vector("D", "class_D", travels=False)),  # its gradient is that of the first position
     layer=PLAIN,
-    last=(*norm("norm", "bias_D"), Row("D>C", "w_head_DC", tokens="B", reads="head"),
+    last=(*norm_rows("norm", "bias_D"), Row("D>C", "w_head_DC", tokens="B", reads="head"),
           vector("C", "b_head_C")),
     inputs=(Kept("BI", bytes=4),),
     logits=4,
@@ -140,10 +140,10 @@ DECODER = Table(
     dims=TEXT | dict(G="groups|heads", R="latent", P="rotary", E="experts", C="experts",
                      A="active", Z="slots", M="shared"),
     first=(Row("V>D", "token_VD", is_product=False),),
-    last=(*norm("norm", when="bias"),
+    last=(*norm_rows("norm", when="bias"),
           Row("D>V", is_parameter=False, of="VD", useful="BTDO", reads="head")),
     inputs=IDS,
-    layer=(*norm("norm1", when="bias"), *norm("norm2", when="bias"),
+    layer=(*norm_rows("norm1", when="bias"), *norm_rows("norm2", when="bias"),
            *HEADS, *LATENT, *scores_and_values("latent"), Row("HK>D", "attention/w_out_HKD"),
            vector("D", "attention/b_out_D", when="bias"), *MLP, *EXPERTS),
     kept={
@@ -161,7 +161,7 @@ DECODER = Table(
     working=(*READ, *SCORES, Kept("BTD", 2, bytes=1, when="dropout"),
              Kept("BWF", 4, when="dense"), *SLOTS_KEPT),
     stacked=True)
-PARTS = (  # of a model and its step, in this order
+ALL_PARTS = (  # of a model and its step, in this order
     "embedding", "layers", "layers without positions", "layers with experts", "stages", "head",
     "optimizer")
 TABLES = {ViTConfig: VIT, MiniGPTConfig: MINIGPT, DecoderConfig: DECODER}
@@ -214,7 +214,7 @@ def flags_of(config: Any):
 
 
 def part_of(flags: Set[str]):
-    """What layers with these flags are called as a part of their model, one of PARTS."""
+    """What layers with these flags are called as a part of their model, one of ALL_PARTS."""
     if "experts" in flags:
         return "layers with experts"
     return "layers" if "positions" in flags else "layers without positions"

@@ -24,7 +24,7 @@ LOADS = 4  # numbers of an expert that a layer sums: choices before and after, m
 class Sent(NamedTuple):
     """Collectives of one kind along mesh axes: how many, or None, and bytes of their results.
 
-    part: of the model, one of `tables.PARTS`, of which all layers of one device count; when:
+    part: of the model, one of `tables.ALL_PARTS`, of which all layers of one device count; when:
     "forward", "backward" or "update"; what: is sent, in words. A count of 0 is that of what travels
     together with something else.
     """
@@ -119,7 +119,7 @@ def _made(step, each, axes, times, number, counted):
     split, row = step.layout.over("BTD", "T"), each.row
     again = times * (each.in_layers and _is_made_again(step, row))
     parts, whole = (number * step.numbers_of(tokens + row.made) for tokens in ("BT", "BW"))
-    scatters, what = bool(set(axes) & set(split)), f"output of {row.name}"
+    scatters, what = bool(set(axes) & set(split)), f"output of {row.title}"
     kind, size = ("reduce-scatter", parts) if scatters else ("all-reduce", whole)
     for when, words, kind, often, size in (
             ("forward", what, kind, times, size), ("backward", f"{what}, again", kind, again, size),
@@ -199,7 +199,7 @@ def _by_hand(step, each, number, owned, tokens, staged):
     width = number if plan.is_fully_sharded else 4  # what was updated, or what products need
     again = bool(rules.regather) and plan.is_fully_sharded and each.in_layers and (
         each.row.backward == "always" or each.row.backward == "again" and step.remat != "none")
-    first = ("forward", WEIGHTS) if plan.is_fully_sharded else ("update", f"{WEIGHTS}, updated")
+    first = ("forward", WEIGHTS) if plan.is_fully_sharded else ("update", f"updated {WEIGHTS}")
     yield Sent(part, *first, "all-gather", owned, None, gathers * width * q)
     yield Sent(part, "backward", f"{WEIGHTS}, again", "all-gather", owned, None,
                parts * again * width * q)

@@ -94,5 +94,5 @@ def test_everything_that_is_sent_adds_up_to_the_traffic():
     assert sum(each.bytes for each in events if each.axes) == sum(
         moved.bytes for moved in step_traffic(step).values())
     assert {each.what for each in events} >= {
-        "output of token_VD", "output of attention/w_out_HKD", "gradient of the input of the MLP",
+        "output of token", "output of attention/w_out", "gradient of the input of the MLP",
         "keys and values", "gradients of weights", "loss and accuracy"}
