@@ -19,7 +19,7 @@ from meshbook.models.expert_layers import ExpertSizes
 LATENT = DecoderConfig(500, tokens=64, embed=64, hidden=96, heads=8, layers=6, latent=16, rotary=4,
                        period=2, bias=True, gated=False)
 CONFIGS = [config for config, _ in MODELS.values()] + [
-    LATENT, dataclasses.replace(LATENT, period=1, remat="all", dtype="bfloat16"),
+    LATENT, dataclasses.replace(LATENT, latent=0, rotary=0, remat="all", dtype="bfloat16"),
     dataclasses.replace(LATENT, latent=0, rotary=0, groups=4, by_row=True, remat="products",
                         experts=ExpertSizes(8, 2, shared=32, capacity=1.25, biased=True))]
 MESHES = ({}, {"batch": 8}, {"batch": 4, "model": 2}, {"batch": 2, "model": 4}, {"model": 16},
