@@ -14,10 +14,16 @@ from sphinx import addnodes
 
 sys.path.append(str(ROOT))  # also for the page about the API, which imports the package
 
+from meshbook.costs import page
 from meshbook.costs.devices import DEVICES
 from meshbook.drawing import svg
 from meshbook.drawing.memory_timelines import WORDS
-from meshbook.drawing.torus import AXES
+from meshbook.drawing.torus import NAMED
+
+
+EXPLORER = (  # scripts, in this order
+    "form-elements.js", "costs.js", "costs-machines.js", "costs-folds.js", "costs-ranking.js",
+    "explorer.js", "explorer-pictures.js", "explorer-form.js")
 
 
 def launch_notebook(app, pagename, templatename, context, doctree):
@@ -84,13 +90,12 @@ def add_schedules(app, pagename, templatename, context, doctree):
 
 
 def add_explorer(app, pagename, templatename, context, doctree):
-    """Give the explorer's page its scripts, the devices' colours and text, and the mesh axes'."""
+    """Give the explorer's page its scripts, their data, and colours of devices and mesh axes."""
     if PurePosixPath(pagename).name == "explorer":
-        colours = json.dumps([[each, svg.ink(each)] for each in svg.DEVICES])
-        app.add_js_file(None, body=f"const meshbookColours = {colours};")
-        axes = json.dumps(dict(zip(("batch", "model"), AXES, strict=True)))
-        app.add_js_file(None, body=f"const meshbookAxes = {axes};")
-        for script in ("form-elements.js", "calculator.js", "explorer.js", "explorer-form.js"):
+        colours = [[each, svg.ink(each)] for each in svg.DEVICES]
+        for name, value in ("Costs", page.data()), ("Colours", colours), ("Axes", NAMED):
+            app.add_js_file(None, body=f"const meshbook{name} = {json.dumps(value)};")
+        for script in EXPLORER:
             app.add_js_file(script, loading_method="defer")
 
 

@@ -74,7 +74,9 @@ meshbook.costs.parts.push((data, known) => {
 
   // traffic.py
 
-  const toSend = (what, kind, axes, count, bytes) => ({what, kind, axes, count, bytes});
+  const WEIGHTS = "weights", GRADIENTS = "gradients of weights", KEYS = "keys and values";
+  const toSend = (part, when, what, kind, axes, count, bytes) =>
+    ({part, when, what, kind, axes, count, bytes});
   const [ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, PERMUTE] = [
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"];
   const meets = (axes, others) => axes.some(axis => others.includes(axis));
@@ -103,19 +105,22 @@ meshbook.costs.parts.push((data, known) => {
         read.set(key, together.add(row.reads));
       }
       if (inside.length) found.push(
-        toSend(row.shape, ALL_REDUCE, inside, null, times / each.layers * 4 * each.used));
+        toSend(each.part, "backward", GRADIENTS, ALL_REDUCE, inside, null,
+               times / each.layers * 4 * each.used));
     }
     return found;
   };
   // What a product makes is a part of a sum on each device: added up, or scattered by tokens.
-  const ofMade = (step, {row, inLayers, axes: {summed: axes}}, times, number, counted) => {
-    const often = times * (1 + (inLayers && isMadeAgain(step, row)));
+  const ofMade = (step, {row, part, inLayers, axes: {summed: axes}}, times, number, counted) => {
+    const again = times * (inLayers && isMadeAgain(step, row)), what = `output of ${row.title}`;
     const [parts, whole] = ["BT", "BW"].map(tokens => number * step.numbersOf(tokens + row.made));
-    const send = (kind, count, bytes) =>
-      toSend(row.letters, kind, axes, counted ? count : null, count * bytes);
-    return meets(axes, step.layout.along)
-      ? [send(REDUCE_SCATTER, often, parts), send(ALL_GATHER, times, whole)] // and its gradient
-      : [send(ALL_REDUCE, often, whole)];
+    const scatters = meets(axes, step.layout.along);
+    const [kind, bytes] = scatters ? [REDUCE_SCATTER, parts] : [ALL_REDUCE, whole];
+    return [
+      ["forward", what, kind, times, bytes], ["backward", `${what}, again`, kind, again, bytes],
+      ["backward", `gradient of the ${what}`, ALL_GATHER, times * scatters, whole],
+    ].map(([when, words, own, often, size]) =>
+      toSend(part, when, words, own, axes, counted ? often : null, often * size));
   };
   // Whether a sum is made again: products that are kept are sums already, but not by hand.
   const isMadeAgain = (step, row) => {
@@ -124,18 +129,22 @@ meshbook.costs.parts.push((data, known) => {
     return row.again.includes(policy) && row.tokens === "BT"; // experts' are added up by token
   };
   // The gradient of what products read is a part of a sum; tokens are gathered for them.
-  const ofRead = (step, {row, inLayers, axes: {made: axes}}, times, number, count) => {
-    const width = row.exact ? 4 : number, twice = 1 + (inLayers && step.remat !== "none");
+  const ofRead = (step, {row, part, inLayers, axes: {made: axes}}, times, number, count) => {
+    const width = row.exact ? 4 : number, what = `input of the ${row.together}`;
     const [parts, whole] = ["BT", "BW"].map(tokens => width * step.numbersOf(tokens + row.summed));
+    const again = inLayers && step.remat !== "none";
+    const gradient = (kind, bytes) =>
+      toSend(part, "backward", `gradient of the ${what}`, kind, axes, count, times * bytes);
     return meets(axes, step.layout.along) ? [
-      toSend(row.letters, ALL_GATHER, axes, count && count * twice, times * twice * whole),
-      toSend(row.letters, REDUCE_SCATTER, axes, count, times * parts),
-    ] : [toSend(row.letters, ALL_REDUCE, axes, count, times * whole)];
+      toSend(part, "forward", what, ALL_GATHER, axes, count, times * whole),
+      toSend(part, "backward", `${what}, again`, ALL_GATHER, axes, count && count * again,
+             times * again * whole),
+      gradient(REDUCE_SCATTER, parts)] : [gradient(ALL_REDUCE, whole)];
   };
-  // A parameter that is gathered, and the sum of its gradient, for each of its uses.
   // Whether the ViT and MiniGPT sum a gradient in each part of a batch, before all parts are.
   const isSummedAtOnce = ({plan, table}, {summed, shape, travels}) => plan.microbatches > 1
     && !(table.stacked || summed || !travels || shape.includes("V"));
+  // A parameter that is gathered, and the sum of its gradient, for each of its uses.
   const ofParameter = (step, each, number) => {
     const {plan} = step, {row, axes: {tokens, owned, own}} = each;
     const byHand = isByHand(step) || plan.stage > 1;
@@ -144,14 +153,17 @@ meshbook.costs.parts.push((data, known) => {
     if (row.of && once) return [];
     const {stacked} = step.table, width = row.exact || once ? 4 : number;
     const bytes = width * (each.used || ofAnother(step, row)), count = stacked ? null : 0;
-    const times = 1 + plan.microbatches * isSummedAtOnce(step, row);
+    const often = 1 + plan.microbatches * isSummedAtOnce(step, row);
     const travels = row.travels || plan.stage > 1 || !stacked && once;
     const found = !travels ? [] : summedOver(step, row, tokens).map(
-      axes => toSend(row.shape, ALL_REDUCE, axes, count, times * bytes));
+      axes => toSend(each.part, "backward", GRADIENTS, ALL_REDUCE, axes, count, often * bytes));
     if (owned.length) {
       const again = each.inLayers && stacked && step.remat !== "none"
         && row.backward !== "never" && !once, leaves = once && stacked ? 1 : each.layers;
-      found.push(toSend(row.shape, ALL_GATHER, owned, leaves * (1 + again), (1 + again) * bytes));
+      for (const [when, what, times] of [
+        ["forward", WEIGHTS, 1], ["backward", `${WEIGHTS}, again`, Number(again)]])
+        found.push(toSend(each.part, when, what, ALL_GATHER, owned, times * leaves,
+                          times * bytes));
     }
     return found;
   };
@@ -164,7 +176,7 @@ meshbook.costs.parts.push((data, known) => {
     return !row.summed && meets(tokens, along) ? [without(tokens, along), along] : [tokens];
   };
   // Gathered where it is used, its gradient scattered where its moments lie.
-  const scattered = (step, {row, inLayers, used, axes: {owned, tokens}}, number) => {
+  const scattered = (step, {row, part, inLayers, used, axes: {owned, tokens}}, number) => {
     const {plan, layout: {rules, devices}} = step, full = isFullySharded(plan);
     const parts = full && plan.stage === 1 ? plan.microbatches : 1;
     const gathers = inLayers ? parts : 1; // what stands outside of the layers stays gathered
@@ -172,53 +184,71 @@ meshbook.costs.parts.push((data, known) => {
     const again = rules.regather && full && inLayers && (
       row.backward === "always" || row.backward === "again" && step.remat !== "none");
     const bytes = floor(parts * 4 * used, devices(owned));
+    const first = full ? ["forward", WEIGHTS] : ["update", `updated ${WEIGHTS}`];
+    const back = (what, kind, axes, size) => toSend(part, "backward", what, kind, axes, null, size);
     return [
-      toSend(row.shape, ALL_GATHER, owned, null, (gathers + parts * again) * width * used),
-      toSend(row.shape, REDUCE_SCATTER, owned, null, bytes),
-      toSend(row.shape, ALL_REDUCE, without(tokens, owned), null, bytes)];
+      toSend(part, ...first, ALL_GATHER, owned, null, gathers * width * used),
+      back(`${WEIGHTS}, again`, ALL_GATHER, owned, parts * again * width * used),
+      back(GRADIENTS, REDUCE_SCATTER, owned, bytes),
+      back(GRADIENTS, ALL_REDUCE, without(tokens, owned), bytes)];
   };
   // Slots that travel to experts and back, and what a layer sums of their loads.
   const ofExperts = (step, number, balanced) => {
     const {plan, sizes, layout: {over}, config: {experts}} = step;
     if (!experts) return [];
-    const {layers} = step.placed.find(({flags}) => flags.has("experts"));
+    const {part, layers} = step.kinds.find(({flags}) => flags.has("experts"));
     const again = (step.remat !== "none") + (plan.stage > 1 && plan.schedule === "lockstep");
-    const count = inLayersOf(step) * layers * (4 + 2 * again);
+    const times = inLayersOf(step) * layers;
     const slots = number * step.microbatch * sizes.E * sizes.Z * sizes.D;
     const loads = plan.stage === 1 ? LOADS + again : Boolean(experts.auxiliary || experts.biased);
+    const what = "tokens to their experts and back";
     return [
-      toSend("slots", ALL_TO_ALL, over("BZED", "E"), count, count * slots),
-      toSend("loads", ALL_REDUCE, over("BT", "BT"), null,
-             balanced * inLayersOf(step) * layers * 4 * loads * experts.count)];
+      ...[["forward", what, 2 * times], ["backward", `${what}, again`, 2 * again * times],
+          ["backward", "gradients of these tokens", 2 * times]].map(([when, words, count]) =>
+        toSend(part, when, words, ALL_TO_ALL, over("BZED", "E"), count, count * slots)),
+      toSend(part, "forward", "loads of experts", ALL_REDUCE, over("BT", "BT"), null,
+             balanced * times * 4 * loads * experts.count)];
   };
   // Keys and values of other devices: in a ring, gathered, or heads for tokens (Ulysses).
   const ofContext = (step, number) => {
-    const {plan, remat} = step, ways = plan.context, axes = ["context"];
+    const {plan: {context: ways, method}, remat} = step;
     if (ways === 1) return [];
-    const keys = step.numbersOf("BTGK"), queries = number * step.numbersOf("BTHK");
-    const forward = 1 + ["products", "all"].includes(remat); // passes, with the one done again
-    const times = floor(inLayersOf(step) * step.config.layers, plan.stage);
-    if (plan.method === "gather") return [ // what is gathered again serves both passes
-      toSend("keys", ALL_GATHER, axes, 4 * times, times * 4 * ways * number * keys),
-      toSend("gradients", REDUCE_SCATTER, axes, 2 * times, times * 2 * 4 * keys)];
-    if (plan.method === "ring") {
-      const around = times * (ways - 1), count = around * (2 * forward + 2);
-      return [toSend("keys", PERMUTE, axes, count, count * number * keys),
-              toSend("gradients", PERMUTE, axes, around * 2, around * 2 * 4 * keys)];
-    }
+    const [keys, queries] = ["BTGK", "BTHK"].map(step.numbersOf);
+    const passes = 1 + ["products", "all"].includes(remat); // forward, with the one done again
     const kept = remat === "attention"; // what was found is kept, queries and keys are not
-    const both = queries + number * keys;
-    return [toSend("heads", ALL_TO_ALL, axes, times * (4 * forward + 4 + 3 * kept),
-                   times * ((forward + 1) * 2 * both + kept * (both + number * keys)))];
+    const size = number * keys, around = 2 * (ways - 1), both = number * (queries + keys);
+    const [again, back, heads] = [`${KEYS}, again`, `gradients of ${KEYS}`, "heads for tokens"];
+    const lines = {
+      ring: [["forward", KEYS, PERMUTE, around, around * size],
+             ["backward", again, PERMUTE, around * passes, around * passes * size],
+             ["backward", back, PERMUTE, around, around * 4 * keys]],
+      gather: [["forward", KEYS, ALL_GATHER, 2, 2 * ways * size],
+               ["backward", again, ALL_GATHER, 2, 2 * ways * size], // serves both passes
+               ["backward", back, REDUCE_SCATTER, 2, 2 * 4 * keys]],
+      ulysses: [["forward", heads, ALL_TO_ALL, 4, 2 * both],
+                ["backward", `${heads}, and gradients`, ALL_TO_ALL, 4 * passes + 3 * kept,
+                 2 * passes * both + kept * (both + size)]]};
+    return step.kinds.flatMap(({part, layers}) => {
+      const times = inLayersOf(step) * layers;
+      return lines[method].map(([when, what, kind, count, bytes]) =>
+        toSend(part, when, what, kind, ["context"], times * count, times * bytes));
+    });
   };
   // Permutes between stages, and what the first and the last stage give to all.
   const ofStages = (step, number) => {
-    const {plan, placed: all} = step, axes = ["stage"], one = number * step.numbersOf("BTD");
+    const {plan, placed: all} = step, {microbatches: m} = plan, axes = ["stage"];
     if (plan.stage === 1) return [];
-    const {permutes} = turns(plan);
+    const one = number * step.numbersOf("BTD"), each = turns(plan).permutes / 2;
     const norm = sum(all.filter(({shape}) => shape === "D").map(({used}) => used));
-    return [toSend("BTD", PERMUTE, axes, permutes, permutes * one),
-            toSend("BTD", ALL_REDUCE, axes, null, 2 * plan.microbatches * one + 4 * norm)];
+    return [
+      ...[["forward", "activations to the next stage"],
+          ["backward", "their gradients to the stage before"]].map(([when, what]) =>
+        toSend("stages", when, what, PERMUTE, axes, each, each * one)),
+      ...[["head", "forward", "output of the last stage", m * one],
+          ["head", "backward", GRADIENTS, 4 * norm],
+          ["embedding", "backward", "gradient of the input of the first stage", m * one],
+      ].map(([part, when, what, bytes]) =>
+        toSend(part, when, what, ALL_REDUCE, axes, null, bytes))];
   };
   // Loss and accuracy, what the loss sums over the vocabulary, norms of split gradients.
   const ofScalars = (step, clipped) => {
@@ -228,22 +258,23 @@ meshbook.costs.parts.push((data, known) => {
     // and not those of images
     const often = step.config.experts && plan.stage === 1 ? Math.min(m, 2) : 1;
     const times = "V" in sizes ? often : m, parts = m > 1 ? m : 0;
-    const found = [toSend("loss", ALL_REDUCE, rows, table.stacked ? null : 1 + parts,
-                          times * 2 * 4)];
+    const found = [toSend("head", "forward", "loss and accuracy", ALL_REDUCE, rows,
+                          table.stacked ? null : 1 + parts, times * 2 * 4)];
     if ("V" in sizes) {
       const tokens = step.numbersOf("BW");
-      found.push(toSend("loss", ALL_REDUCE, over("VD", "V"), m * 2 * Math.ceil(tokens / CHUNK),
-                        m * 3 * 4 * tokens));
+      found.push(toSend("head", "forward", "maximum and sums of the softmax", ALL_REDUCE,
+                        over("VD", "V"), m * 2 * Math.ceil(tokens / CHUNK), m * 3 * 4 * tokens));
     }
     for (const {row, shape, leaves} of clipped ? step.placed : [])
       if (row.is_parameter && row.travels)
         for (const axis of over(shape, shape, "moments"))
           norms.set(axis, (norms.get(axis) ?? 0) + leaves);
     return [...found, ...[...norms].map(([axis, leaves]) => toSend(
-      "norms", ALL_REDUCE, [axis], axis === "model" ? 1 : null, 4 * leaves))];
+      "optimizer", "update", "squared norms of gradients", ALL_REDUCE, [axis],
+      axis === "model" ? 1 : null, 4 * leaves))];
   };
-  // All that a step sends: [{what, kind, axes, count, bytes of results}], count null where the
-  // compiler merges collectives as it likes.
+  // All that a step sends: [{part, when, what, kind, axes, count, bytes of results}], count null
+  // where the compiler merges collectives as it likes, 0 of what travels with something else.
   const sent = (step, number = 4, clipped = false, balanced = true) => {
     checkSlots(step);
     return [
@@ -253,13 +284,14 @@ meshbook.costs.parts.push((data, known) => {
       ...ofExperts(step, number, balanced), ...ofContext(step, number), ...ofStages(step, number),
       ...ofScalars(step, clipped)];
   };
-  // [{kind, axes, count, bytes}] of a step
-  const stepTraffic = (step, number = 4, clipped = false, balanced = true) => {
+  // What goes over links, added up by what `named` keeps of each: [{...that, count, bytes}].
+  const added = (events, named) => {
     const all = new Map();
-    for (const {kind, axes, count, bytes} of sent(step, number, clipped, balanced)) {
-      if (!axes.length || !bytes) continue;
-      const own = axes.length > 1 ? AXES.filter(axis => axes.includes(axis)) : axes;
-      const key = `${kind} ${own}`, before = all.get(key) ?? {kind, axes: own, count: 0, bytes: 0};
+    for (const {count, bytes, ...each} of events) {
+      if (!each.axes.length || !bytes) continue;
+      const axes = each.axes.length > 1 ? AXES.filter(axis => each.axes.includes(axis)) : each.axes;
+      const own = named({...each, axes}), key = Object.values(own).join();
+      const before = all.get(key) ?? {...own, count: 0, bytes: 0};
       const both = before.count === null || count === null ? null : before.count + count;
       all.set(key, {...before, count: both, bytes: before.bytes + bytes});
     }
@@ -267,6 +299,9 @@ meshbook.costs.parts.push((data, known) => {
       ...each, count: each.count === null ? null : Math.round(each.count),
       bytes: Math.round(each.bytes)}));
   };
+  // [{kind, axes, count, bytes}] of a step
+  const stepTraffic = (step, ...options) =>
+    added(sent(step, ...options), ({kind, axes}) => ({kind, axes}));
 
   // memory.py
 
@@ -500,7 +535,7 @@ meshbook.costs.parts.push((data, known) => {
     return (device.switch ? OF_BOUNDS : OF_ESTIMATE).map(times => Math.max(times * whole, most));
   };
 
-  return {turnsOf, passesOf, slotsOf, stepWork, leastWork, sent, stepTraffic, keptBytes, stepMemory,
-          stepTimeline, total, stepPeak, bytesMoved, bytesAtLeast, numbersDrawn, axisSeconds,
-          stepSeconds, bounds, likelySeconds};
+  return {turnsOf, passesOf, slotsOf, stepWork, leastWork, sent, added, stepTraffic, keptBytes,
+          stepMemory, stepTimeline, total, stepPeak, bytesMoved, bytesAtLeast, numbersDrawn,
+          axisSeconds, stepSeconds, bounds, likelySeconds};
 });

@@ -46,12 +46,16 @@ meshbook.costs.parts = [data => {
 
   // rows.py and tables.py
 
-  // letters: "what it sums over > what it makes"; the rest of a Row follows from them.
+  // letters: "what it sums over > what it makes"; the rest of a Row follows from them. output: the
+  // letters of what one of its products makes of tokens, "" of what makes nothing.
   const rowOf = row => {
-    const [before, made = ""] = row.letters.split(">");
-    return {...row, summed: without([...before], made).join(""),
-            made: without([...made], before).join(""),
-            shape: row.of || [...new Set(before + made)].join(""), again: words(row.again),
+    const [before, after = ""] = row.letters.split(">"), {name, tokens} = row;
+    const summed = without([...before], after).join("");
+    const made = without([...after], before).join("");
+    const shape = row.of || [...new Set(before + after)].join("");
+    const title = name.slice(0, Math.max(0, name.lastIndexOf("_")));
+    const output = summed && tokens + after;
+    return {...row, title, summed, made, shape, output, again: words(row.again),
             when: words(row.when), together: row.reads.split("/")[0]};
   };
   const keptOf = list => list.map(each => ({...each, when: words(each.when)}));
@@ -137,6 +141,9 @@ meshbook.costs.parts = [data => {
                 scores: !c.by_row, shared: c.experts?.shared, biased: c.experts?.biased};
     return Object.keys(on).filter(name => on[name]);
   };
+  // What layers with these flags are called as a part of their model.
+  const partOf = flags => flags.has("experts") ? "layers with experts"
+    : flags.has("positions") ? "layers" : "layers without positions";
   // [[how many layers, their flags]]; "positions" sets them apart, also where nothing else does.
   const kindsOf = c => {
     const flags = flagsOf(c), period = c.period ?? 1, periods = floor(c.layers, period);
@@ -221,9 +228,10 @@ meshbook.costs.parts = [data => {
       owned: without(over(shape, shape, "moments"), over(shape, shape)),
       own: without(named(shape, shape, "moments"), named(shape, shape)).length > 0};
   };
-  // A row of a table on one device: how many layers have it, arrays of the model that are such a
-  // parameter, numbers of the parameter by where they lie, FLOPs of its product.
-  const placedRow = (lies, sizes, periods, row, layers, flags) => {
+  // A row of a table on one device: in which part of the model, how many layers have it, arrays of
+  // the model that are such a parameter, numbers of the parameter by where they lie, FLOPs of its
+  // product.
+  const placedRow = (lies, sizes, periods, row, part, layers, flags) => {
     const inLayers = flags.size > 0, L = inLayers ? "L" : "", shape = L + row.shape;
     const count = layers * numberOf(row, flags), letters = L + row.tokens + row.shape;
     const size = some => product([...some].map(letter => sizes[letter]));
@@ -231,7 +239,8 @@ meshbook.costs.parts = [data => {
       ? floor(count * size(shape), lies.parts(shape, kind)) : 0;
     const flops = row.is_product ? 2 * count : 0;
     return {
-      row, flags, inLayers, shape, axes: axesOf(lies, row, L), layers: floor(layers, lies.parts(L)),
+      row, part, flags, inLayers, shape, axes: axesOf(lies, row, L),
+      layers: floor(layers, lies.parts(L)),
       leaves: inLayers ? floor(layers, periods) : 1, used: numbers("activations"),
       stored: numbers("parameters"), gradients: numbers("gradients"), moments: numbers("moments"),
       flops: flops && flops * size(letters) / lies.parts(letters),
@@ -239,21 +248,22 @@ meshbook.costs.parts = [data => {
   };
   const NUMBERS = ["used", "stored", "gradients", "moments"];
   // The rows of a model's table on a mesh, the sums of their numbers, and the kinds of layers:
-  // {flags, layers of one device that have them}.
+  // {part, flags, layers of one device that have them}.
   const placed = (c, lies, rows, attention) => {
     const table = TABLES[c.model], sizes = {...sizesOf(c), B: rows, L: 1};
     const kinds = kindsOf(c).map(([layers, flags]) => [layers, attended(flags, attention)]);
     const own = flagged(flagsOf(c));
-    const [first, last] = [table.first, table.last].map(
-      some => chosen(some, own).map(row => [row, 1, NONE]));
+    const [first, last] = [[table.first, "embedding"], [table.last, "head"]].map(
+      ([some, part]) => chosen(some, own).map(row => [row, part, 1, NONE]));
     const inside = kinds.flatMap(([layers, flags]) =>
-      chosen(table.layer, flags).map(row => [row, layers, flags]));
+      chosen(table.layer, flags).map(row => [row, partOf(flags), layers, flags]));
     const periods = table.stacked ? Math.min(...kinds.map(([layers]) => layers)) : 1;
     const all = [...first, ...inside, ...last].map(
       one => placedRow(lies, sizes, periods, ...one));
     return {
       placed: all, once: cached(),
-      kinds: kinds.map(([layers, flags]) => ({flags, layers: floor(layers, lies.parts("L"))})),
+      kinds: kinds.map(([layers, flags]) => (
+        {part: partOf(flags), flags, layers: floor(layers, lies.parts("L"))})),
       numbers: Object.fromEntries(NUMBERS.map(
         name => [name, sum(all.map(each => each[name]))]))};
   };

@@ -1,129 +1,77 @@
-// The form of the sharding explorer: it reads the fields, and draws what meshbookExplorer finds.
+// The form of the sharding explorer: it reads the fields, and draws what costs*.js say.
 "use strict";
 
 (() => {
-  const {SIZES: MODELS, PRESETS, element, drawn, commas} = meshbookForm;
+  const {element, drawn, commas} = meshbookForm, {product, sum} = meshbook;
+  const {some, picture, square, tiles, meshOf} = meshbookPictures;
+  const costs = meshbook.costs(meshbookCosts);
+  const {models: MODELS, parts: PARTS} = meshbookCosts.explorer;
   const POWERS = [1, 2, 4, 8, 16, 32, 64], MOST = 64;
-  const START = {model: "ViT", preset: "tensor_parallel", rows: 4, across: 2, batch: 1024};
-  const LABELS = {model: "Model", preset: "Sharding", rows: "Mesh: batch", across: "Mesh: model",
-                  batch: "Batch, all devices"};
+  const START = {
+    model: "ViT", preset: "tensor_parallel", rows: 4, expert: 1, stage: 1, context: 1, across: 2,
+    batch: 1024, microbatches: 1, schedule: "gpipe", method: "ring"};
+  const LABELS = {
+    model: "Model", preset: "Sharding", rows: "Mesh: batch", expert: "Mesh: expert",
+    stage: "Mesh: stage", context: "Mesh: context", across: "Mesh: model",
+    batch: "Batch, all devices", microbatches: "Microbatches", schedule: "Schedule of stages",
+    method: "Keys of other devices"};
+  const FIELDS = { // by axis
+    batch: "rows", expert: "expert", stage: "stage", context: "context", model: "across"};
+
   const sized = bytes => {
     let [number, at] = [bytes, 0];
     const units = ["B", "kB", "MB", "GB", "TB"];
     while (number >= 1000 && at < units.length - 1) [number, at] = [number / 1000, at + 1];
     return `${at && number < 100 ? number.toFixed(1) : Math.round(number)} ${units[at]}`;
   };
-  const [colour, ink] = [0, 1].map(
-    at => device => meshbookColours[device % meshbookColours.length][at]);
-  const picture = (width, height, label, ...body) =>
-    drawn("svg", {viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label,
-                  style: `width:100%;max-width:${width}px;height:auto`}, ...body);
-  const square = (x, y, width, height, fill, more = {}) =>
-    drawn("rect", {x, y, width, height, fill, ...more});
-
-  // Small squares, one for each device, as large as the tile has room for.
-  const chips = (x, y, width, height, devices) => {
-    let columns = 1;
-    const rows = () => Math.ceil(devices.length / columns);
-    while (width / columns > height / rows() && columns < devices.length) columns++;
-    const side = Math.min(width / columns, height / rows(), 14);
-    return devices.map((device, at) => square(
-      x + side * (at % columns) + side * 0.1, y + side * Math.floor(at / columns) + side * 0.1,
-      side * 0.8, side * 0.8, colour(device), {"data-device": device}));
-  };
-
-  // The tiles of a tensor: its split dimensions downwards and to the right, at most two.
-  const tiles = ({spec, letters, shape}, {rows, across}) => {
-    const mesh = {batch: rows, model: across};
-    const split = spec.flatMap((axis, at) => axis && mesh[axis] > 1 ? [at] : []);
-    const down = split.length === 2 || (split[0] === 0 && spec.length > 1) ? split[0] : null;
-    const right = split.find(at => at !== down) ?? null;
-    const parts = at => at === null ? 1 : mesh[spec[at]];
-    const [width, height] = [150, spec.length > 1 ? 64 : 26];
-    const [wide, high] = [width / parts(right), height / parts(down)], body = [];
-    const devices = Array.from({length: rows * across}, (_, device) => device);
-    const place = {batch: device => Math.floor(device / across), model: device => device % across};
-    let copies = 0;
-    for (let row = 0; row < parts(down); row++)
-      for (let column = 0; column < parts(right); column++) {
-        const own = devices.filter(device =>
-          (down === null || place[spec[down]](device) === row)
-          && (right === null || place[spec[right]](device) === column));
-        const gap = Math.min(2, wide / 6, high / 6);
-        const box = [1 + wide * column, 1 + high * row, wide - gap, high - gap];
-        copies = own.length;
-        body.push(...own.length === 1
-          ? [square(...box, colour(own[0]), {"data-device": own[0]})]
-          : [square(...box, "none", {stroke: "currentColor", "stroke-opacity": 0.6}),
-             ...chips(box[0] + gap, box[1] + gap, box[2] - 2 * gap, box[3] - 2 * gap, own)]);
-      }
-    const count = parts(down) * parts(right);
-    const words = `${count} piece${count > 1 ? "s" : ""}, each on ${copies} `
-      + `device${copies > 1 ? "s" : ""}`;
-    return [picture(width + 2, height + 2, words, ...body), words];
-  };
-
-  const notation = ({name, letters, spec}) => {
-    const dimensions = [...letters].map((letter, at) => spec[at] ? `${letter}_${spec[at]}` : letter);
-    return `${name.slice(0, name.lastIndexOf("_"))}[${dimensions.join(", ")}]`;
-  };
   const tuple = sizes => `(${sizes.map(commas).join(" × ")})`;
-  const spec = names => `P(${names.map(axis => axis ? `"${axis}"` : "None").join(", ")})`;
-
-  const card = (tensor, choice) => {
-    const [svg, words] = tiles(tensor, choice);
+  const specOf = ({spec}) => `P(${spec.map(axes => axes.length > 1
+    ? `(${axes.map(axis => `"${axis}"`).join(", ")})` : axes.length ? `"${axes[0]}"` : "None",
+  ).join(", ")})`;
+  // others: {what: the tensors of gradients and of moments, which may lie otherwise}
+  const card = (tensor, sizes, others = {}) => {
+    const [svg, words] = tiles(tensor, sizes), line = text => element("span", {}, text);
+    const own = specOf(tensor);
     return element("li", {className: "explorer-tensor"},
-      element("code", {}, notation(tensor)), svg,
-      element("span", {}, words), element("span", {}, spec(tensor.spec)),
-      element("span", {}, `${tuple(tensor.shape)} → ${tuple(tensor.held)}`),
-      element("span", {}, `${commas(tensor.bytes)} bytes per device`));
+      element("code", {}, costs.notation(tensor)), svg, line(words), line(own),
+      line(`${tuple(tensor.shape)} → ${tuple(tensor.held)}`),
+      line(`${commas(tensor.bytes)} bytes per device`),
+      ...tensor.arrays > 1 ? [line(tensor.isParameter ? `${tensor.arrays} such arrays`
+        : `in each of ${tensor.arrays} layers`)] : [],
+      ...Object.entries(others).filter(([, each]) => specOf(each) !== own).map(
+        ([what, each]) => line(`${what}: ${specOf(each)}, ${commas(each.bytes)} bytes`)));
   };
   const table = (caption, head, rows) => element("div", {className: "explorer-table", tabIndex: 0,
-    role: "region", "aria-label": caption}, element("table", {className: "table"},
-    element("caption", {}, caption),
-    element("thead", {}, element("tr", {}, ...head.map(
-      words => element("th", {scope: "col"}, words)))),
-    element("tbody", {}, ...rows.map(row => element("tr", {}, ...row.map((cell, at) =>
-      element(at ? "td" : "th", at ? {} : {scope: "row"}, cell)))))));
+    role: "region", "aria-label": caption}, meshbookForm.table(caption, head, rows));
 
-  // Downwards along batch, to the right along model; a tall mesh is turned.
-  const meshOf = ({rows, across}) => {
-    const turned = rows > 8 && rows > across, body = [];
-    const [wide, high] = turned ? [rows, across] : [across, rows];
-    const side = Math.min(28, 640 / wide);
-    for (let device = 0; device < rows * across; device++) {
-      const [row, column] = [Math.floor(device / across), device % across];
-      const [x, y] = turned ? [row, column] : [column, row];
-      body.push(square(side * x + 1, side * y + 1, side - 2, side - 2, colour(device), {rx: 2}));
-      if (side > 20) body.push(drawn("text", {x: side * (x + 0.5), y: side * (y + 0.5) + 4,
-        "font-size": 12, "text-anchor": "middle", fill: ink(device)}, device));
-    }
-    const [right, down] = turned ? ["batch", "model"] : ["model", "batch"];
-    return element("figure", {className: "explorer-mesh"},
-      picture(side * wide, side * high, `A mesh of ${rows} by ${across} devices`, ...body),
-      element("figcaption", {}, `${rows * across} device${rows * across > 1 ? "s" : ""}: `
-        + `${down} downwards, ${right} to the right`));
+  // What a part is called, with the number of its layers.
+  const NAMES = {embedding: "Embedding", stages: "Between stages", head: "Head and loss",
+                 optimizer: "Optimizer"};
+  const titleOf = (part, {kinds, plan: {stage}}) => {
+    const kind = kinds.find(each => each.part === part);
+    if (!kind) return NAMES[part];
+    const [one, ...more] = part.split(" "), count = kind.layers * stage;
+    const words = [count === 1 ? "layer" : one, ...more].join(" ");
+    return `${count} ${words}${stage > 1 ? `, ${kind.layers} in each stage` : ""}`;
   };
-
-  const NAMES = {embedding: "Embedding", head: "Head and loss", optimizer: "Optimizer"};
-  // A bar for each collective of each layer, all blocks together, in the colour of its mesh axis.
-  const barsOf = ({exchanges}, {sizes}) => {
+  const along = ({kind, axes}) => `${kind} along ${axes.join(", ")}`;
+  // A bar for each collective of each part, in the colour of the first of its mesh axes.
+  const barsOf = (lines, step) => {
     const totals = {}, body = [], told = [];
-    for (const {layer, kind, axis, bytes} of exchanges) {
-      const [name, times] = layer === "block"
-        ? [`All ${sizes.layers} blocks`, sizes.layers] : [NAMES[layer], 1];
-      const row = totals[name] ??= {};
-      row[`${kind} along ${axis}`] = (row[`${kind} along ${axis}`] ?? 0) + times * bytes;
+    for (const each of lines) {
+      const row = totals[titleOf(each.part, step)] ??= {};
+      row[along(each)] = {axis: each.axes[0], bytes: (row[along(each)]?.bytes ?? 0) + each.bytes};
     }
-    const most = Math.max(...Object.values(totals).flatMap(Object.values));
+    const most = Math.max(...Object.values(totals).flatMap(
+      row => Object.values(row).map(({bytes}) => bytes)));
     let y = 0;
     for (const [name, row] of Object.entries(totals)) {
       body.push(drawn("text", {x: 0, y: y + 12, "font-size": 13, "font-weight": 600,
                                fill: "currentColor"}, name));
-      for (const [what, bytes] of Object.entries(row)) {
-        const wide = Math.max(1, 180 * bytes / most), words = `${sized(bytes)}, ${what}`;
-        body.push(square(0, y + 18, wide, 13, meshbookAxes[what.split(" ").at(-1)],
-                         {"data-layer": name, "data-what": what, "data-bytes": bytes}),
+      for (const [what, {axis, bytes}] of Object.entries(row)) {
+        const wide = Math.max(1, 120 * bytes / most), words = `${sized(bytes)}, ${what}`;
+        body.push(square(0, y + 18, wide, 13, meshbookAxes[axis],
+                         {"data-part": name, "data-what": what, "data-bytes": bytes}),
                   drawn("text", {x: wide + 6, y: y + 29, "font-size": 12, fill: "currentColor"},
                         words));
         told.push(`${name}: ${words}`);
@@ -133,91 +81,125 @@
     }
     return told.length ? [element("figure", {className: "explorer-mesh"},
       picture(400, y, told.join("; "), ...body),
-      element("figcaption", {}, "What each layer communicates in a step: "
+      element("figcaption", {}, "What each part of the model sends in a step: "
         + "bytes of results on each device"))] : [];
   };
-  const layerOf = (layer, found, choice) => {
-    const own = ({layer: other}) => other === layer;
-    const [tensors, moved] = [found.tensors.filter(own), found.exchanges.filter(own)];
-    if (!tensors.length && !moved.length) return [];
-    const title = layer === "block" ? `One of ${choice.sizes.layers} blocks` : NAMES[layer];
-    const cards = some => element("ul", {className: "explorer-tensors"},
-      ...some.map(each => card(each, choice)));
-    const [parameters, activations] = [true, false].map(
-      is => tensors.filter(({isParameter}) => isParameter === is));
-    const [vectors, matrices] = [true, false].map(
-      is => parameters.filter(({shape}) => (shape.length === 1) === is));
-    const small = vectors.reduce((all, {bytes}) => all + bytes, 0);
+  const countOf = count => count ? `${commas(count)} × ` : "";
+  const noteOf = count => count === null ? ", number open" : count ? "" : ", joined with others";
+  const partOf = (part, found) => {
+    const {step, parameters, moments, gradients, activations, lines} = found;
+    const cards = (list, ...others) => element("ul", {className: "explorer-tensors"},
+      ...list.map(each => card(each, step.plan.mesh, ...others.map(of => of(each)))));
+    const [own, made, moved] = [parameters, activations, lines].map(
+      list => list.filter(each => each.part === part));
+    if (!own.length && !moved.length) return [];
+    const elsewhere = each => {
+      const at = parameters.indexOf(each);
+      return {"gradient": gradients[at], "each moment": moments[at]};
+    };
+    const [matrices, rest] = [true, false].map(is => own.filter(each => each.isMatrix === is));
+    const [many, bytes] = [1, 0].map(is => sum(rest.map(each => each.arrays * (is || each.bytes))));
+    const title = titleOf(part, step);
     return [element("section", {}, element("h3", {}, title),
-      ...matrices.length ? [element("h4", {}, "Parameters"), cards(matrices)] : [],
-      ...vectors.length ? [element("details", {}, element("summary", {},
-        `${vectors.length} vector${vectors.length > 1 ? "s" : ""}: ${commas(small)} bytes per device`),
-        cards(vectors))] : [],
-      ...activations.length ? [element("h4", {}, "Activations"), cards(activations)] : [],
-      moved.length ? table(`${title}: what it communicates in a step`,
+      ...matrices.length ? [element("h4", {}, "Parameters"), cards(matrices, elsewhere)] : [],
+      ...rest.length ? [element("details", {}, element("summary", {},
+        `${some(many, "array")} beside matrices: ${commas(bytes)} bytes per device`),
+        cards(rest, elsewhere))] : [],
+      ...made.length ? [element("h4", {}, step.plan.microbatches > 1
+        ? "Activations of a microbatch" : "Activations"), cards(made)] : [],
+      moved.length ? table(`${title}: what a device sends in a step`,
         ["what", "collective", "result bytes per device"],
         moved.map(each => [`${each.when}: ${each.what}`,
-          `${each.count === null ? "" : `${commas(each.count)} × `}${each.kind} along ${each.axis}`
-          + (each.count === null ? ", joined with others" : ""), commas(each.bytes)]))
-        : element("p", {}, "It communicates nothing."))];
+          countOf(each.count) + along(each) + noteOf(each.count), commas(each.bytes)]))
+        : element("p", {}, "It sends nothing."))];
   };
 
-  const summary = (found, choice) => {
-    const wire = found.traffic.reduce((all, each) => all + each.at(-1), 0);
-    const devices = choice.rows * choice.across;
+  const summary = ({step, parameters, total}) => {
+    const {plan: {mesh}, layout: {rules}, numbers: {stored, moments}} = step;
+    const wire = sum(total.map(({wire: bytes}) => bytes)), devices = product(Object.values(mesh));
+    const whole = sum(parameters.map(({shape, arrays}) => 4 * arrays * product(shape)));
+    const isIdle = mesh.model > 1 && !Object.values(rules.activations).flat().includes("model");
     return `${devices > 1 ? `Each of ${devices} devices` : "The device"} holds `
-      + `${sized(found.held)} of the ${sized(found.parameters)} of parameters, and `
-      + (wire ? `sends ${sized(wire)} in each step.` : "sends nothing.")
-      + (choice.preset === "data_parallel" && choice.across > 1
-        ? ` Along model, ${choice.across} devices do the same work.` : "");
+      + `${sized(4 * stored)} of the ${sized(whole)} of parameters`
+      + (moments === stored ? "" : ` and ${sized(4 * moments)} of each of Adam's moments`)
+      + (wire ? `, and sends ${sized(wire)} in each step.` : ", and sends nothing.")
+      + (isIdle ? ` Along model, ${mesh.model} devices do the same work.` : "");
   };
-
-  const shown = (found, choice) => [
-    meshOf(choice), ...barsOf(found, choice),
-    ...["embedding", "block", "head", "optimizer"].flatMap(layer => layerOf(layer, found, choice)),
-    element("section", {}, element("h3", {}, "The whole step"), found.traffic.length
-      ? table("All layers together", ["collective", "result bytes per device",
-                                      "wire bytes per device"],
-        found.traffic.map(([kind, axis, , wire]) => [`${kind} along ${axis}`,
-          commas(found.moved[`${kind} along ${axis}`]), commas(wire)]))
+  const shown = found => [
+    meshOf(found.step.plan.mesh), ...barsOf(found.lines, found.step),
+    ...PARTS.flatMap(part => partOf(part, found)),
+    element("section", {}, element("h3", {}, "The whole step"), found.total.length
+      ? table("All parts together", ["collective", "result bytes per device",
+                                     "wire bytes per device"],
+        found.total.map(each => [along(each), commas(each.bytes), commas(each.wire)]))
       : element("p", {}, "No collectives: each device works alone."))];
+
+  // What there is to show of a choice; a RangeError that says why there is nothing.
+  const found = ({model, preset, batch, ...fields}) => {
+    const {model: kind, sizes, axes} = MODELS[model];
+    const mesh = Object.fromEntries(axes.map(axis => [axis, fields[FIELDS[axis]]]));
+    const devices = product(Object.values(mesh)), {microbatches, schedule, method} = fields;
+    if (devices > MOST) throw new RangeError(
+      `A mesh of ${Object.values(mesh).join(" by ")} has ${devices} devices; ${MOST} can be drawn`);
+    const plan = costs.planOf({...mesh, rules: preset, ...microbatches && {microbatches},
+                               ...schedule && {schedule}, ...method && {method}});
+    const step = costs.explored(costs.configOf(kind, sizes), {...plan, mesh}, batch);
+    const total = costs.stepTraffic(step, step.config.number).map(each => ({...each,
+      wire: costs.wireBytes(each.kind, step.layout.devices(each.axes), each.bytes)}));
+    const [parameters, gradients, moments] = ["parameters", "gradients", "moments"].map(
+      of => costs.parameters(step, of));
+    return {step, total, parameters, gradients, moments,
+            activations: costs.activations(step), lines: costs.exchanges(step)};
+  };
 
   const build = home => {
     const field = (name, input) => element("label", {className: "calculator-field"},
       element("span", {}, LABELS[name]), input);
-    const select = (name, options) => element("select", {name}, ...Object.entries(options).map(
-      ([value, words]) => element("option", {value}, words)));
-    const powers = Object.fromEntries(POWERS.map(each => [each, each]));
-    const names = Object.fromEntries(Object.keys(MODELS).map(each => [each, each]));
+    const option = value => element("option", {value}, String(value).replaceAll("_", " "));
+    const select = (name, values) => field(name, element("select", {name}, ...values.map(option)));
+    const number = name => field(name, element("input", {
+      name, type: "number", min: 1, step: 1, inputMode: "numeric"}));
     const form = element("form", {className: "explorer-form"},
-      field("model", select("model", names)), field("preset", select("preset", PRESETS)),
-      field("rows", select("rows", powers)), field("across", select("across", powers)),
-      field("batch", element("input", {name: "batch", type: "number", min: 1, step: 1,
-                                       inputMode: "numeric"})));
+      select("model", Object.keys(MODELS)), select("preset", []),
+      ...Object.values(FIELDS).map(name => select(name, POWERS)), number("batch"),
+      number("microbatches"), select("schedule", meshbookCosts.schedules),
+      select("method", meshbookCosts.methods));
     const verdict = element("p", {className: "calculator-verdict", "aria-live": "polite"});
     const output = element("div", {className: "explorer-output"});
     home.replaceChildren(form, verdict, output);
 
+    // The fields that a choice has: those of its model's axes, and of stages and a context.
+    const offer = () => {
+      const {model, preset, stage, context, schedule, method} = form.elements;
+      const {axes, presets} = MODELS[model.value], before = preset.value;
+      preset.replaceChildren(...presets.map(option));
+      preset.value = presets.includes(before) ? before : START.preset;
+      const has = (input, is) => {
+        input.disabled = !is;
+        input.closest("label").hidden = !is;
+      };
+      for (const [axis, name] of Object.entries(FIELDS))
+        has(form.elements[name], axes.includes(axis));
+      has(schedule, !stage.disabled && stage.value > 1);
+      has(method, !context.disabled && context.value > 1);
+    };
     const read = () => {
-      const {model, preset, ...texts} = Object.fromEntries(new FormData(form));
-      const numbers = Object.fromEntries(Object.entries(texts).map(
-        ([name, text]) => [name, Number(text)]));
-      for (const [name, number] of Object.entries(numbers))
-        if (!Number.isInteger(number) || number < 1)
-          throw new RangeError(`${LABELS[name]} is a whole number from 1; found `
-            + `${texts[name] || "nothing"}`);
-      if (numbers.rows * numbers.across > MOST)
-        throw new RangeError(`A mesh of ${numbers.rows} by ${numbers.across} has `
-          + `${numbers.rows * numbers.across} devices; ${MOST} can be drawn`);
-      const device = {flops: 1, memory: 1, bandwidth: 1, links: 1, link: 1}; // no seconds here
-      return {model, preset, ...numbers, sizes: MODELS[model], device};
+      const chosen = Object.fromEntries(new FormData(form));
+      for (const [name, text] of Object.entries(chosen)) {
+        if (typeof START[name] === "string") continue;
+        chosen[name] = Number(text);
+        if (!Number.isInteger(chosen[name]) || chosen[name] < 1) throw new RangeError(
+          `${LABELS[name]} is a whole number from 1; found ${text || "nothing"}`);
+      }
+      return chosen;
     };
     const update = () => {
+      offer();
       try {
-        const choice = read(), found = meshbookExplorer.explore(choice);
+        const all = found(read());
         verdict.className = "calculator-verdict calculator-yes";
-        verdict.textContent = summary(found, choice);
-        output.replaceChildren(...shown(found, choice));
+        verdict.textContent = summary(all);
+        output.replaceChildren(...shown(all));
         history.replaceState(null, "", `#${new URLSearchParams(new FormData(form))}`);
       } catch (error) {
         if (!(error instanceof RangeError)) throw error;
@@ -226,13 +208,14 @@
         output.replaceChildren();
       }
     };
+    // An option that there is not is the one of the start; presets follow from the model.
     const fill = () => {
-      const chosen = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
-      for (const [name, value] of Object.entries({...START, ...chosen})) {
+      const chosen = {...START, ...Object.fromEntries(new URLSearchParams(location.hash.slice(1)))};
+      for (const name of Object.keys(START)) {
         const input = form.elements[name];
-        if (!input) continue;
-        input.value = value;
-        if (!input.value) input.value = START[name]; // an option that there is not
+        input.value = chosen[name];
+        if (!input.value) input.value = START[name];
+        if (name === "model") offer();
       }
       update();
     };

@@ -4,10 +4,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from typing import Any
 
 import numpy as np
 
-from meshbook.costs import ranking, tables, traffic, turns, work
+from meshbook.costs import explorer, ranking, tables, transfers, turns, work
 from meshbook.costs.devices import DEVICES
 from meshbook.costs.plans import AXES, PRESETS, Plan, rules_of
 from meshbook.costs.seconds import DRAWN, OF_BOUNDS, OF_ESTIMATE
@@ -29,13 +30,17 @@ def data():
     """Tables, rules, sizes, devices and constants of this package, as JSON has them.
 
     tables and configs are by the name of the model, such as "ViT"; rules are by the name of the
-    preset, and by those of BETWEEN that have several devices, in one string.
+    preset, and by those of BETWEEN that have several devices, in one string; explorer has the
+    models of that form.
     """
     return json.loads(json.dumps({
         "tables": {_model(kind): dataclasses.asdict(each) for kind, each in tables.TABLES.items()},
         "configs": {_model(kind): _defaults(kind) for kind in tables.TABLES},
         "experts": _defaults(ExpertSizes),
         "rules": {name: dict(_ruled(name)) for name in PRESETS},
+        "explorer": {
+            "models": {name: _offered(*each) for name, each in explorer.MODELS.items()},
+            "of_all": explorer.OF_ALL, "parts": tables.ALL_PARTS, "passes": explorer.PASSES},
         "plan": dataclasses.asdict(Plan()),
         "axes": list(AXES), "between": list(BETWEEN), "kinds": list(KINDS),
         "schedules": list(turns.SCHEDULES), "policies": list(POLICIES), "methods": list(METHODS),
@@ -44,13 +49,28 @@ def data():
             "WHOLE", "STAGED", "POLICIES", "SCHEDULES", "METHODS", "SPARE", "DIVIDED")},
         "dtypes": {name: np.dtype(name).itemsize for name in DTYPES},
         "constants": {"BLOCK": BLOCK, "CHUNK": CHUNK, "DRAWN": DRAWN, "LANES": LANES,
-                      "OF_BOUNDS": OF_BOUNDS, "OF_ESTIMATE": OF_ESTIMATE, "LOADS": traffic.LOADS, "PADDED": text_models.LANES, "SIDE": work.SIDE},
+                      "OF_BOUNDS": OF_BOUNDS, "OF_ESTIMATE": OF_ESTIMATE, "LOADS": transfers.LOADS,
+                      "PADDED": text_models.LANES, "SIDE": work.SIDE},
         "devices": {name: dataclasses.asdict(each) for name, each in DEVICES.items()}},
         allow_nan=False))
 
 
 def _model(kind):
     return kind.__name__.removesuffix("Config")
+
+
+def json_of(config: Any):
+    """A config's sizes as JSON has them, a dtype by its name; parameters are always float32."""
+    sizes = dataclasses.asdict(config) | {"dtype": np.dtype(config.dtype).name}
+    return {name: value for name, value in sizes.items() if name != "param_dtype"}
+
+
+def _offered(config, axes):
+    """A model of the explorer, its mesh axes, and the presets that it knows on some mesh."""
+    known = {name for stages in (1, 2)
+             for name in explorer.known_presets(config, Plan(stage=stages))[1]}
+    return {"model": _model(type(config)), "sizes": json_of(config), "axes": axes,
+            "presets": [name for name in PRESETS if name in known]}
 
 
 def _defaults(kind):

@@ -17,8 +17,9 @@ from typing import Any
 class Row:
     """A parameter, or a product, or both.
 
-    letters: "what it sums over > what it makes". count: matrices or vectors of this shape that are
-    one array, and one more where the flag `and_one_if` is set. when: flags. tokens: the dimensions
+    letters: "what it sums over > what it makes". name: of the parameter in its model, which ends
+    with the letters of the array. count: matrices or vectors of this shape that are one array, S of
+    them, and one more where the flag `and_one_if` is set. when: flags. tokens: the dimensions
     over which a product is repeated; useful: all letters of its useful part, where that differs.
     again: the policies of rematerialisation under which the product is computed once more, a policy
     twice for two times. reads: the name of what it reads: products that read the same send one
@@ -31,6 +32,7 @@ class Row:
     """
 
     letters: str
+    name: str = ""
     count: int = 1
     when: str = ""
     and_one_if: str = ""
@@ -63,6 +65,16 @@ class Row:
     def shape(self):
         """The letters of the parameter, each once; of another row's, as they stand there."""
         return self.of or "".join(dict.fromkeys(self.letters.replace(">", "")))
+
+    @functools.cached_property
+    def title(self):
+        """The name without the letters."""
+        return self.name.rpartition("_")[0]
+
+    @functools.cached_property
+    def output(self):
+        """The letters of what one of its products makes of tokens, "" of what makes nothing."""
+        return self.tokens + self.letters.partition(">")[2] if self.summed else ""
 
     def number(self, flags: Set[str]):
         """How many arrays of this shape lie in one, in a layer with these flags."""

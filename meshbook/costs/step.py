@@ -75,14 +75,16 @@ def _named(rules, letters, kind):
 class Placed:
     """A row of a table on one device.
 
-    layers: of the device that have it, 1 outside of the layers; leaves: arrays of the model that
-    are such a parameter; flags: of such a layer, none outside. used, stored, gradients, moments:
-    numbers of its parameter in all of them, of which the device has the products, which it keeps,
-    of its gradient, of one of Adam's moments. flops: of its product forward in all of them, for one
-    pass of all rows; useful: its share of what has to be done.
+    part: of the model, one of `tables.ALL_PARTS`; layers: of the device that have it, 1 outside of
+    the layers; leaves: arrays of the model that are such a parameter; flags: of such a layer, none
+    outside. used, stored, gradients, moments: numbers of its parameter in all of them, of which the
+    device has the products, which it keeps, of its gradient, of one of Adam's moments. flops: of
+    its product forward in all of them, for one pass of all rows; useful: its share of what has to
+    be done.
     """
 
     row: Row
+    part: str
     layers: int
     leaves: int
     flags: frozenset
@@ -125,6 +127,11 @@ class Step:
     def microbatch(self):
         """Rows of one device in a microbatch."""
         return self.rows // self.layout.parts("B") // self.plan.microbatches
+
+    @functools.cached_property
+    def layers(self):
+        """{part: layers of one device} of the kinds of layers."""
+        return {each.part: each.layers for each in self.placed if each.in_layers}
 
     @functools.cached_property
     def numbers(self):
@@ -198,15 +205,15 @@ def _placed(config, layout, rows, attention):
     kinds = tables.kinds_of(config)
     kinds = [(layers, _attention(flags, attention)) for layers, flags in kinds]
     flags = tables.flags_of(config)
-    first, last = ([(row, 1, frozenset()) for row in chosen(rows, flags)]
-                   for rows in (table.first, table.last))
-    inside = [(row, layers, frozenset(flags)) for layers, flags in kinds
+    first, last = ([(row, part, 1, frozenset()) for row in chosen(rows, flags)]
+                   for part, rows in (("embedding", table.first), ("head", table.last)))
+    inside = [(row, tables.part_of(flags), layers, frozenset(flags)) for layers, flags in kinds
               for row in chosen(table.layer, flags)]
     periods = min(layers for layers, _ in kinds) if table.stacked else 1
     return tuple(_place(layout, sizes, periods, *one) for one in (*first, *inside, *last))
 
 
-def _place(layout, sizes, periods, row, layers, flags):
+def _place(layout, sizes, periods, row, part, layers, flags):
     in_layers, devices = "L" * bool(flags), math.prod(layout.mesh.values())
     count, size = layers * row.number(flags), lambda letters: math.prod(map(sizes.get, letters))
     shape, flops = in_layers + row.shape, 2 * count * row.is_product
@@ -217,8 +224,8 @@ def _place(layout, sizes, periods, row, layers, flags):
     letters = in_layers + row.tokens + row.shape
     stages = layout.parts(in_layers)
     return Placed(
-        row, layers // stages, layers // periods if flags else 1, flags, numbers("activations"),
-        numbers("parameters"), numbers("gradients"), numbers("moments"),
+        row, part, layers // stages, layers // periods if flags else 1, flags,
+        numbers("activations"), numbers("parameters"), numbers("gradients"), numbers("moments"),
         flops * size(letters) / layout.parts(letters),
         flops * size(row.useful or letters) / devices)
 

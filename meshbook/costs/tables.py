@@ -5,12 +5,13 @@ product sees them (whole, where T is split over "model"), U tokens whose keys a 
 embed, F hidden, H heads, K head size, G groups of heads, R latent, P rotary part, V vocabulary, O
 tokens that exist, X numbers of a patch, N patches, C classes (of an image, or of a router), E
 experts, A experts of a token, Z slots of an expert for a row, M hidden units of the expert that all
-tokens share. Flags are those of `flags_of` and `kinds_of`; "blocks" and "fused" say how attention
-is done, "model" that an axis splits heads. The page of the calculator reads the same tables.
+tokens share, S arrays that are one, L layers that are. Flags are those of `flags_of` and
+`kinds_of`; "blocks" and "fused" say how attention is done, "model" that an axis splits heads. The
+site's pages read the same tables.
 """
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Set
 from typing import Any
 
 from meshbook.costs.rows import Kept, Row, Table
@@ -20,13 +21,16 @@ from meshbook.models.vit import ViTConfig
 from meshbook.parallel import routing
 
 
-def vector(letters: str, count: int = 1, when: str = "", backward: str = "again", **more: Any):
+def vector(letters: str, name: str, count: int = 1, when: str = "", backward: str = "again",
+           **more: Any):
     """A Row of biases or scales."""
-    return Row(">" + letters, count, when, backward=backward, is_product=False, **more)
+    return Row(">" + letters, name, count, when, backward=backward, is_product=False, **more)
 
 
-SCALE = vector("D", backward="always", exact=True)
-SHIFT = vector("D", exact=True)
+def norm_rows(name: str, shift: str = "shift_D", when: str = ""):
+    """The scale of a norm, and its shift, which a layer has under a flag."""
+    return (vector("D", f"{name}/scale_D", backward="always", exact=True),
+            vector("D", f"{name}/{shift}", when=when, exact=True))
 
 
 def scores_and_values(inside: str):
@@ -43,16 +47,18 @@ def scores_and_values(inside: str):
         found.append(Row("HK>HU", when=when, again=scores, is_parameter=False))
         if inside == "latent":
             found.append(Row("P>HU", when=f"{when} turned", again=scores, is_parameter=False,
-                             reads="latents/turned keys"))
+                             reads="heads/turned keys"))
         found.append(Row("HU>HK", when=when, again=values, is_parameter=False))
     return tuple(found)
 
 
 PLAIN = (  # the layer of the ViT and of MiniGPT
-    SCALE, SCALE, SHIFT, SHIFT,
-    Row("D>SHK", reads="attention"), vector("SHK"), *scores_and_values("heads"),
-    Row("HK>D"), vector("D"),
-    Row("D>F", reads="MLP"), vector("F"), Row("F>D", again=""), vector("D", backward="never"))
+    *norm_rows("norm1", "bias_D"), *norm_rows("norm2", "bias_D"),
+    Row("D>HK", "attention/w_qkv_DSHK", 3, reads="attention"),
+    vector("HK", "attention/b_qkv_SHK", 3), *scores_and_values("heads"),
+    Row("HK>D", "attention/w_out_HKD"), vector("D", "attention/b_out_D"),
+    Row("D>F", "mlp/w_in_DF", reads="MLP"), vector("F", "mlp/b_in_F"),
+    Row("F>D", "mlp/w_out_FD", again=""), vector("D", "mlp/b_out_D", backward="never"))
 PLAIN_KEPT = (
     Kept("BWF", bytes=4), Kept("BHWU", bytes=4, when="scores"), Kept("BWHK", 4, bytes=2),
     Kept("BHW", 2, bytes=4), Kept("BTD", 2, bytes=4))
@@ -61,42 +67,47 @@ TEXT = dict(T="tokens", W="tokens", U="tokens", D="embed", F="hidden", H="heads"
             V="padded", O="vocabulary")
 VIT = Table(
     dims=dict(T="tokens", W="tokens", U="tokens", D="embed", F="hidden", H="heads", K="head_size",
-              S="3", X="patch patch 3", I="image image 3", N="patches", C="classes"),
-    first=(Row("X>D", tokens="BN", gradients=1), vector("D"), vector("TD"),
-           vector("D", travels=False)),  # the class token's gradient is that of the first position
+              X="patch patch 3", I="image image 3", N="patches", C="classes"),
+    first=(Row("X>D", "w_patch_XD", tokens="BN", gradients=1), vector("D", "b_patch_D"),
+           vector("TD", "position_TD"),
+           vector("D", "class_D", travels=False)),  # its gradient is that of the first position
     layer=PLAIN,
-    last=(SCALE, SHIFT, Row("D>C", tokens="B", reads="head"), vector("C")),
+    last=(*norm_rows("norm", "bias_D"), Row("D>C", "w_head_DC", tokens="B", reads="head"),
+          vector("C", "b_head_C")),
     inputs=(Kept("BI", bytes=4),),
     logits=4,
     kept={"none": (*PLAIN_KEPT, Kept("BWF", bytes=1, when="dropout"),
                    Kept("BTD", bytes=1, when="dropout")),
           "all": (Kept("BTD", bytes=4),)})
 MINIGPT = Table(
-    dims=TEXT | dict(S="3"),
-    first=(Row("V>D", is_product=False), vector("TD")),
+    dims=TEXT,
+    first=(Row("V>D", "token_VD", is_product=False), vector("TD", "position_TD")),
     layer=PLAIN,
-    last=(Row("D>V", useful="BTDO", reads="head"), vector("V")),
+    last=(Row("D>V", "w_head_DV", useful="BTDO", reads="head"), vector("V", "b_head_V")),
     inputs=IDS,
     logits=2,
     kept={"none": (*PLAIN_KEPT, Kept("BTD", 2, bytes=1, when="dropout")),
           "all": (Kept("BTD", bytes=4),)})
 
 MLP = (
-    Row("D>F", when="dense", and_one_if="gated", reads="MLP"),
-    vector("F", when="dense bias", and_one_if="gated"),
-    Row("F>D", when="dense", again=""), vector("D", when="dense bias", backward="never"))
+    Row("D>F", "mlp/w_in_DSF", when="dense", and_one_if="gated", reads="MLP"),
+    vector("F", "mlp/b_in_SF", when="dense bias", and_one_if="gated"),
+    Row("F>D", "mlp/w_out_FD", when="dense", again=""),
+    vector("D", "mlp/b_out_D", when="dense bias", backward="never"))
 SLOTS = dict(tokens="BZ", useful="BTADF", again="products attention all")  # never kept
 EXPERTS = (
-    Row("D>C", when="experts", reads="router"), vector("C", when="experts bias"),
-    vector("C", when="experts biased", travels=False),  # loads in its place, which are sums already
-    Row("ED>EF", when="experts", and_one_if="gated", reads="experts", **SLOTS),
-    vector("EF", when="experts bias", and_one_if="gated"),
-    Row("EF>ED", when="experts", **SLOTS),
-    Row("A>F", when="experts", reads="gates", exact=True, is_parameter=False, is_product=False),
-    vector("ED", when="experts bias", inside="F"),
-    Row("D>M", when="shared", and_one_if="gated", reads="shared"),
-    vector("M", when="shared bias", and_one_if="gated"),
-    Row("M>D", when="shared", again=""), vector("D", when="shared bias", backward="never"))
+    Row("D>C", "experts/w_router_DC", when="experts", reads="router"),
+    vector("C", "experts/b_router_C", when="experts bias"),
+    vector("C", "experts/b_choice_C", when="experts biased", travels=False),  # loads, in its place
+    Row("ED>EF", "experts/w_in_EDSF", when="experts", and_one_if="gated", reads="experts", **SLOTS),
+    vector("EF", "experts/b_in_ESF", when="experts bias", and_one_if="gated"),
+    Row("EF>ED", "experts/w_out_EFD", when="experts", **SLOTS),
+    Row("A>F", when="experts", reads="gating", exact=True, is_parameter=False, is_product=False),
+    vector("ED", "experts/b_out_ED", when="experts bias", inside="F"),
+    Row("D>M", "mlp/w_in_DSM", when="shared", and_one_if="gated", reads="shared expert"),
+    vector("M", "mlp/b_in_SM", when="shared bias", and_one_if="gated"),
+    Row("M>D", "mlp/w_out_MD", when="shared", again=""),
+    vector("D", "mlp/b_out_D", when="shared bias", backward="never"))
 LOG_SUMS = Kept("BHW", bytes=4, when="blocks")  # of what each query's scores add up to
 READ = (  # by the products of a layer, queries, keys and values, and what heads find
     Kept("BTD", when="latent"), Kept("BWD", when="-latent"), Kept("BWD"),
@@ -110,24 +121,31 @@ SCORES = (Kept("BHWU", bytes=4, when="scores"), Kept("BHWU", when="scores"),
 SLOTS_KEPT = (Kept("BEZD", 2, when="experts"), Kept("BEZF", when="experts"),
               Kept("BEZF", when="experts gated"), Kept("BWM", 6, when="shared"))
 HEADS = (
-    Row("D>HK", when="-latent", reads="attention"), vector("HK", when="-latent bias"),
-    Row("D>GK", 2, when="-latent", reads="attention"), vector("GK", 2, when="-latent bias"))
+    Row("D>HK", "attention/w_query_DHK", when="-latent", reads="attention"),
+    vector("HK", "attention/b_query_HK", when="-latent bias"),
+    Row("D>GK", "attention/w_kept_DSGK", 2, when="-latent", reads="attention"),
+    vector("GK", "attention/b_kept_SGK", 2, when="-latent bias"))
 LATENT = (  # of queries, and of keys and values
-    Row("D>R", 2, when="latent", reads="attention"), vector("R", 2, when="latent bias"),
-    Row("R>HK", when="latent", reads="latents/of queries"), vector("HK", when="latent bias"),
-    Row("R>P", 2, when="turned", reads="latents/of keys"), vector("P", when="turned bias"),
-    Row("R>HP", 2, when="turned", reads="latents/of queries"), vector("HP", when="turned bias"),
-    Row("R>HK", 2, when="latent", reads="latents/of keys"), vector("HK", 2, when="latent bias"))
+    Row("D>R", "attention/w_latent_DSR", 2, when="latent", reads="attention"),
+    vector("R", "attention/b_latent_SR", 2, when="latent bias"),
+    Row("R>HK", "attention/w_query_RHK", when="latent", reads="heads/of queries"),
+    vector("HK", "attention/b_query_HK", when="latent bias"),
+    Row("R>P", "attention/w_turned_SRP", 2, when="turned", reads="heads/of keys"),
+    vector("P", "attention/b_turned_P", when="turned bias"),
+    Row("R>HP", "attention/w_turned_query_SRHP", 2, when="turned", reads="heads/of queries"),
+    vector("HP", "attention/b_turned_query_HP", when="turned bias"),
+    Row("R>HK", "attention/w_kept_RSHK", 2, when="latent", reads="heads/of keys"),
+    vector("HK", "attention/b_kept_SHK", 2, when="latent bias"))
 DECODER = Table(
     dims=TEXT | dict(G="groups|heads", R="latent", P="rotary", E="experts", C="experts",
                      A="active", Z="slots", M="shared"),
-    first=(Row("V>D", is_product=False),),
-    last=(SCALE, replace(SHIFT, when="bias"),
+    first=(Row("V>D", "token_VD", is_product=False),),
+    last=(*norm_rows("norm", when="bias"),
           Row("D>V", is_parameter=False, of="VD", useful="BTDO", reads="head")),
     inputs=IDS,
-    layer=(SCALE, SCALE, replace(SHIFT, when="bias"), replace(SHIFT, when="bias"),
-           *HEADS, *LATENT, *scores_and_values("latent"), Row("HK>D"), vector("D", when="bias"),
-           *MLP, *EXPERTS),
+    layer=(*norm_rows("norm1", when="bias"), *norm_rows("norm2", when="bias"),
+           *HEADS, *LATENT, *scores_and_values("latent"), Row("HK>D", "attention/w_out_HKD"),
+           vector("D", "attention/b_out_D", when="bias"), *MLP, *EXPERTS),
     kept={
         "all": (Kept("BTD"),),
         "attention": (Kept("BTD"), Kept("BWHK"), LOG_SUMS),
@@ -143,6 +161,9 @@ DECODER = Table(
     working=(*READ, *SCORES, Kept("BTD", 2, bytes=1, when="dropout"),
              Kept("BWF", 4, when="dense"), *SLOTS_KEPT),
     stacked=True)
+ALL_PARTS = (  # of a model and its step, in this order
+    "embedding", "layers", "layers without positions", "layers with experts", "stages", "head",
+    "optimizer")
 TABLES = {ViTConfig: VIT, MiniGPTConfig: MINIGPT, DecoderConfig: DECODER}
 
 
@@ -190,6 +211,13 @@ def flags_of(config: Any):
           "scores": not getattr(config, "by_row", False), "shared": experts and experts.shared,
           "biased": experts and experts.biased}
     return {name for name, value in on.items() if value}
+
+
+def part_of(flags: Set[str]):
+    """What layers with these flags are called as a part of their model, one of ALL_PARTS."""
+    if "experts" in flags:
+        return "layers with experts"
+    return "layers" if "positions" in flags else "layers without positions"
 
 
 def kinds_of(config: Any):

@@ -4,34 +4,18 @@ A product whose summed dimension is split over a mesh axis leaves each device wi
 one whose made dimension is split, with a part of the gradient of what it reads. Both are summed
 over the axis; where tokens are split between products, they are scattered instead, and gathered on
 the way in. A parameter's gradient is summed over the axes that split the tokens of its product.
-Experts, contexts and stages add exchanges of their own.
+Experts, contexts and stages add transfers of their own (`meshbook.costs.transfers`).
 """
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
 
 from meshbook.costs.step import Step, check_slots
-from meshbook.costs.turns import turns_of
+from meshbook.costs.transfers import (
+    GRADIENTS, WEIGHTS, Sent, in_layers, of_context, of_experts, of_scalars, of_stages
+)
 from meshbook.hlo.collectives import Moved, Traffic
-from meshbook.models.losses import CHUNK
-
-LOADS = 4  # numbers of an expert that a layer sums: choices before and after, means of scores
-
-
-class Sent(NamedTuple):
-    """Collectives of one kind along mesh axes: how many, or None, and bytes of their results.
-
-    what: the letters of what is sent, or its name.
-    """
-
-    what: str
-    kind: str
-    axes: tuple
-    count: float | None
-    bytes: float
-
 
 def step_traffic(step: Step, number: int = 4, clipped: bool = False, balanced: bool = True):
     """The Traffic of a Step: (kind, axes): Moved(count or None, result bytes).
@@ -42,15 +26,21 @@ def step_traffic(step: Step, number: int = 4, clipped: bool = False, balanced: b
     is split; balanced: whether the loss knows the loads of experts. A count is None where the
     compiler merges collectives as it likes. Raises ValueError for experts without a capacity.
     """
+    found = added(step, sent(step, number, clipped, balanced), lambda each: (each.kind, each.axes))
+    return Traffic(found, step.plan.sizes)
+
+
+def added(step: Step, events: Iterable[Sent], key: Callable):
+    """{key(each): Moved} of what goes over links, each with its axes in the order of the mesh."""
     order, moved = list(step.layout.mesh), {}
-    for each in sent(step, number, clipped, balanced):
+    for each in events:
         if each.axes and each.bytes:
-            axes = tuple(sorted(each.axes, key=order.index))
-            moved.setdefault((each.kind, axes), []).append(each)
-    return Traffic({key: Moved(
+            each = each._replace(axes=tuple(sorted(each.axes, key=order.index)))
+            moved.setdefault(key(each), []).append(each)
+    return {name: Moved(
         None if any(each.count is None for each in found) else round(sum(
             each.count for each in found)), round(sum(each.bytes for each in found)))
-        for key, found in moved.items()}, step.plan.sizes)
+        for name, found in moved.items()}
 
 
 def sent(step: Step, number: int = 4, clipped: bool = False,
@@ -61,18 +51,10 @@ def sent(step: Step, number: int = 4, clipped: bool = False,
     for each in step.placed:
         if each.row.is_parameter or each.row.of:
             yield from _parameter(step, each, number)
-    yield from _experts(step, number, balanced)
-    yield from _context(step, number)
-    yield from _stages(step, number)
-    yield from _scalars(step, clipped)
-
-
-def in_layers(step: Step):
-    """How often a device's layers exchange what a microbatch needs, in a step."""
-    plan = step.plan
-    if plan.stage > 1 and plan.schedule == "gpipe":
-        return turns_of("gpipe", plan.stage, plan.microbatches).permutes / 2
-    return plan.microbatches
+    yield from of_experts(step, number, balanced)
+    yield from of_context(step, number)
+    yield from of_stages(step, number)
+    yield from of_scalars(step, clipped)
 
 
 def _products(step, number, clipped):
@@ -91,7 +73,8 @@ def _products(step, number, clipped):
                 yield from _read(step, each, axes, times, number, count if counted else None)
                 together.add(row.reads)
         if row.inside and (axes := over(row.inside, row.inside)):
-            yield Sent(row.shape, "all-reduce", axes, None, times / each.layers * 4 * each.used)
+            yield Sent(each.part, "backward", GRADIENTS, "all-reduce", axes, None,
+                       times / each.layers * 4 * each.used)
 
 
 def _is_counted(step, clipped):
@@ -105,15 +88,14 @@ def _is_counted(step, clipped):
 def _made(step, each, axes, times, number, counted):
     """What a product makes is a part of a sum on each device: added up, or scattered by tokens."""
     split, row = step.layout.over("BTD", "T"), each.row
-    often = times * (1 + (each.in_layers and _is_made_again(step, row)))
+    again = times * (each.in_layers and _is_made_again(step, row))
     parts, whole = (number * step.numbers_of(tokens + row.made) for tokens in ("BT", "BW"))
-    if set(axes) & set(split):
-        yield Sent(row.letters, "reduce-scatter", axes, often if counted else None,
-                   often * parts)
-        yield Sent(row.letters, "all-gather", axes, times if counted else None,
-                   times * whole)  # its gradient
-    else:
-        yield Sent(row.letters, "all-reduce", axes, often if counted else None, often * whole)
+    scatters, what = bool(set(axes) & set(split)), f"output of {row.title}"
+    kind, size = ("reduce-scatter", parts) if scatters else ("all-reduce", whole)
+    for when, words, kind, often, size in (
+            ("forward", what, kind, times, size), ("backward", f"{what}, again", kind, again, size),
+            ("backward", f"gradient of the {what}", "all-gather", times * scatters, whole)):
+        yield Sent(each.part, when, words, kind, axes, often if counted else None, often * size)
 
 
 def _is_made_again(step, row):
@@ -128,12 +110,16 @@ def _read(step, each, axes, times, number, count):
     split, row = step.layout.over("BTD", "T"), each.row
     number = 4 if row.exact else number
     parts, whole = (number * step.numbers_of(tokens + row.summed) for tokens in ("BT", "BW"))
+    what = f"input of the {row.reads.partition('/')[0]}"
+    gradient = each.part, "backward", f"gradient of the {what}"
     if set(axes) & set(split):
-        twice = 1 + (each.in_layers and step.remat != "none")
-        yield Sent(row.letters, "all-gather", axes, count and count * twice, times * twice * whole)
-        yield Sent(row.letters, "reduce-scatter", axes, count, times * parts)
+        again = each.in_layers and step.remat != "none"
+        yield Sent(each.part, "forward", what, "all-gather", axes, count, times * whole)
+        yield Sent(each.part, "backward", f"{what}, again", "all-gather", axes,
+                   count and count * again, times * again * whole)
+        yield Sent(*gradient, "reduce-scatter", axes, count, times * parts)
     else:
-        yield Sent(row.letters, "all-reduce", axes, count, times * whole)
+        yield Sent(*gradient, "all-reduce", axes, count, times * whole)
 
 
 def _parameter(step, each, number):
@@ -148,19 +134,21 @@ def _parameter(step, each, number):
         if row.is_parameter:
             yield from _by_hand(step, each, number, owned, tokens, staged)
         return
-    once = by_hand or staged or plan.microbatches > 1
+    once = by_hand or plan.microbatches > 1
     if row.of and once:
         return
     width = 4 if row.exact or once else number  # sums over microbatches are float32
-    count, stacked = None if step.table.stacked else 0, step.table.stacked
-    times = 1 + plan.microbatches * _is_summed_at_once(step, row)
+    stacked = step.table.stacked
+    count, times = None if stacked else 0, 1 + plan.microbatches * _is_summed_at_once(step, row)
     for axes in _summed_over(step, row, tokens) * (row.travels or staged or not stacked and once):
-        yield Sent(row.shape, "all-reduce", axes, count, times * width * q)
+        yield Sent(each.part, "backward", GRADIENTS, "all-reduce", axes, count, times * width * q)
     if owned:
         again = each.in_layers and stacked and step.remat != "none" and (
             row.backward != "never") and not once
         leaves = each.layers if each.in_layers and not (once and stacked) else 1
-        yield Sent(row.shape, "all-gather", owned, leaves * (1 + again), (1 + again) * width * q)
+        for when, what, times in ("forward", WEIGHTS, 1), ("backward", f"{WEIGHTS}, again", again):
+            yield Sent(each.part, when, what, "all-gather", owned, times * leaves,
+                       times * width * q)
 
 
 def _is_summed_at_once(step, row):
@@ -184,90 +172,16 @@ def _summed_over(step, row, tokens):
 
 def _by_hand(step, each, number, owned, tokens, staged):
     """Gathered where it is used, its gradient scattered where its moments lie."""
-    plan, rules, q = step.plan, step.layout.rules, each.used
+    plan, rules, q, part = step.plan, step.layout.rules, each.used, each.part
     parts = plan.microbatches if plan.is_fully_sharded and not staged else 1
     gathers = parts if each.in_layers else 1  # what stands outside of the layers stays gathered
     width = number if plan.is_fully_sharded else 4  # what was updated, or what products need
     again = bool(rules.regather) and plan.is_fully_sharded and each.in_layers and (
         each.row.backward == "always" or each.row.backward == "again" and step.remat != "none")
-    yield Sent(each.row.shape, "all-gather", owned, None, (gathers + parts * again) * width * q)
-    ways = step.layout.devices(owned)
-    yield Sent(each.row.shape, "reduce-scatter", owned, None, parts * 4 * q // ways)
-    rest = tuple(axis for axis in tokens if axis not in owned)
-    yield Sent(each.row.shape, "all-reduce", rest, None, parts * 4 * q // ways)
-
-
-def _experts(step, number, balanced):
-    """Slots that travel to experts and back, and what a layer sums of their loads."""
-    experts, plan = getattr(step.config, "experts", None), step.plan
-    if experts is None:
-        return
-    layers = max(each.layers for each in step.placed if "experts" in each.flags)
-    again = (step.remat != "none") + (plan.stage > 1 and plan.schedule == "lockstep")
-    count = in_layers(step) * layers * (4 + 2 * again)
-    slots = number * step.microbatch * math.prod(step.sizes[letter] for letter in "EZD")
-    yield Sent("slots", "all-to-all", step.layout.over("BZED", "E"), count, count * slots)
-    loads = LOADS + again if plan.stage == 1 else bool(experts.auxiliary or experts.biased)
-    yield Sent("loads", "all-reduce", step.layout.over("BT", "BT"), None,
-               balanced * in_layers(step) * layers * 4 * loads * experts.count)
-
-
-def _context(step, number):
-    """Keys and values of other devices: in a ring, gathered, or heads for tokens (Ulysses)."""
-    plan, ways = step.plan, step.plan.context
-    if ways == 1:
-        return
-    keys, queries = step.numbers_of("BTGK"), number * step.numbers_of("BTHK")
-    forward = 1 + (step.remat in ("products", "all"))  # passes, with the one that is done again
-    times = in_layers(step) * step.config.layers // plan.stage
-    if plan.method == "gather":  # what is gathered again serves both passes
-        yield Sent("keys", "all-gather", ("context",), 4 * times, times * 4 * ways * number * keys)
-        yield Sent("gradients", "reduce-scatter", ("context",), 2 * times, times * 2 * 4 * keys)
-    elif plan.method == "ring":
-        turns = times * (ways - 1)
-        yield Sent("keys", "collective-permute", ("context",), turns * (2 * forward + 2),
-                   turns * (2 * forward + 2) * number * keys)
-        yield Sent("gradients", "collective-permute", ("context",), turns * 2, turns * 2 * 4 * keys)
-    else:
-        kept = step.remat == "attention"  # what was found is kept, queries and keys are not
-        both = queries + number * keys
-        yield Sent("heads", "all-to-all", ("context",), times * (4 * forward + 4 + 3 * kept), times
-                   * ((forward + 1) * 2 * both + kept * (both + number * keys)))
-
-
-def _stages(step, number):
-    """Permutes between stages, and what the first and the last stage give to all."""
-    plan, m = step.plan, step.plan.microbatches
-    if plan.stage == 1:
-        return
-    one = number * step.numbers_of("BTD")
-    permutes = turns_of(plan.schedule, plan.stage, m).permutes
-    yield Sent("BTD", "collective-permute", ("stage",), permutes, permutes * one)
-    norm = sum(each.used for each in step.placed if each.shape == "D")
-    yield Sent("BTD", "all-reduce", ("stage",), None, 2 * m * one + 4 * norm)
-
-
-def _scalars(step, clipped):
-    """Loss and accuracy, what the loss sums over the vocabulary, norms of split gradients."""
-    plan, over, found = step.plan, step.layout.over, {}
-    has_experts = getattr(step.config, "experts", None) is not None
-    rows = over("BW", "BW") + ("stage",) * (plan.stage > 1)
-    # the compiler takes them out of the loop over microbatches, with experts all but the first, and
-    # not those of images
-    times = min(plan.microbatches, 2) if has_experts and plan.stage == 1 else 1
-    if "V" not in step.sizes:
-        times = plan.microbatches
-    parts = plan.microbatches if plan.microbatches > 1 else 0  # whose gradients are summed at once
-    yield Sent("loss", "all-reduce", rows, None if step.table.stacked else 1 + parts,
-               times * 2 * 4)
-    if "V" in step.sizes:
-        tokens = step.numbers_of("BW")
-        count = plan.microbatches * 2 * -(-tokens // CHUNK)
-        yield Sent("loss", "all-reduce", over("VD", "V"), count,
-                   plan.microbatches * 3 * 4 * tokens)
-    for each in step.placed if clipped else ():
-        if each.row.is_parameter and each.row.travels:
-            for axis in over(each.shape, each.shape, "moments"):
-                found[axis] = found.get(axis, 0) + each.leaves
-    for axis, leaves in found.items():
-        yield Sent("norms", "all-reduce", (axis,), 1 if axis == "model" else None, 4 * leaves)
+    first = ("forward", WEIGHTS) if plan.is_fully_sharded else ("update", f"updated {WEIGHTS}")
+    yield Sent(part, *first, "all-gather", owned, None, gathers * width * q)
+    yield Sent(part, "backward", f"{WEIGHTS}, again", "all-gather", owned, None,
+               parts * again * width * q)
+    rest, own = tuple(axis for axis in tokens if axis not in owned), step.layout.devices(owned)
+    for kind, axes in ("reduce-scatter", owned), ("all-reduce", rest):
+        yield Sent(part, "backward", GRADIENTS, kind, axes, None, parts * 4 * q // own)

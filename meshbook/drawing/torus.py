@@ -8,6 +8,9 @@ import numpy as np
 from meshbook.drawing import svg
 
 AXES = (svg.KINDS[0], svg.KINDS[2])  # of the links that the first and the second mesh axis use
+NAMED = {  # of mesh axes by name
+    "batch": AXES[0], "expert": svg.SERIES[3], "stage": svg.KINDS[1], "context": svg.SERIES[4],
+    "model": AXES[1]}
 PITCH, RADIUS = 62.0, 13.0
 CHIP = svg.SERIES[4]  # grey: no device has it
 

@@ -106,7 +106,7 @@ def in_python(config, plan, rows, options):
         "drawn": pytest.approx(numbers_drawn(step), rel=1e-12),
         "memory": step_memory(step, tiles)._asdict(), "peak": step_peak(step, tiles),
         "timeline": [list(each) for each in step_timeline(step, tiles)],
-        "sent": [[*each[:2], list(each.axes), *each[3:]] for each in sent(*sends)],
+        "sent": [[*each[:4], list(each.axes), *each[5:]] for each in sent(*sends)],
         "traffic": [[kind, list(axes), each.count, each.bytes]
                     for (kind, axes), each in step_traffic(*sends).items()],
         "seconds": spent if isinstance(spent, str) else [

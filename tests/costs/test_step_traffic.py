@@ -93,4 +93,6 @@ def test_everything_that_is_sent_adds_up_to_the_traffic():
     events = list(sent(step))
     assert sum(each.bytes for each in events if each.axes) == sum(
         moved.bytes for moved in step_traffic(step).values())
-    assert {each.what for each in events} >= {"VD", "HK>D", "D>F", "keys", "loss"}
+    assert {each.what for each in events} >= {
+        "output of token", "output of attention/w_out", "gradient of the input of the MLP",
+        "keys and values", "gradients of weights", "loss and accuracy"}
