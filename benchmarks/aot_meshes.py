@@ -49,8 +49,8 @@ BEST = (  # the first twenty meshes by formula, each with its best plan
     Plan(1, expert=16, model=2, rules="tensor_parallel", microbatches=2, remat="none"),
 )
 OWN = (  # the source's mesh, first as its code has it: four microbatches, every block made again
-    Plan(8, stage=2, model=2, rules="fully_sharded", microbatches=4),
-    Plan(8, stage=2, model=2, rules="fully_sharded", microbatches=16),
+    Plan(8, stage=2, model=2, rules="fully_sharded", microbatches=4, remat="all"),
+    Plan(8, stage=2, model=2, rules="fully_sharded", microbatches=16, remat="all"),
     Plan(8, stage=2, model=2, rules="fully_sharded", schedule="lockstep", microbatches=16,
          remat="none"),
     Plan(8, stage=2, model=2, rules="fully_sharded", schedule="zero_bubble", microbatches=8,
@@ -61,7 +61,7 @@ OWN = (  # the source's mesh, first as its code has it: four microbatches, every
 )
 OTHERS = (  # other ways to use the chips, which the formula ranks lower
     Plan(32, remat="attention"),
-    Plan(32),
+    Plan(32, remat="all"),
     Plan(32, rules="zero1", microbatches=2, remat="none"),
     Plan(32, microbatches=2, remat="none"),
     Plan(16, expert=2, rules="zero1", microbatches=2, remat="none"),
@@ -69,7 +69,7 @@ OTHERS = (  # other ways to use the chips, which the formula ranks lower
     Plan(2, expert=16, remat="attention"),
     Plan(2, expert=16, rules="tensor_parallel", microbatches=2, remat="none"),
     Plan(4, expert=8, rules="tensor_parallel", microbatches=2, remat="none"),
-    Plan(16, model=2),
+    Plan(16, model=2, remat="all"),
     Plan(16, model=2, rules="tensor_parallel", remat="attention"),
     Plan(16, model=2, rules="zero1", microbatches=2, remat="none"),
     Plan(16, model=2, rules="zero1", microbatches=4, remat="none"),
