@@ -10,21 +10,17 @@ formulas put far behind, to see whether they are.
 import dataclasses
 from functools import partial
 
-import jax.numpy as jnp
 import optax
 
 from meshbook.costs.plans import Plan
-from meshbook.models.decoder import DecoderConfig
-from meshbook.models.expert_layers import JAXFORMER
 from meshbook.planning import topologies
 from meshbook.planning.clocks import clocked, device_of
-from meshbook.planning.mesh_programs import RECORD
 from meshbook.planning.plan_programs import plan_program, taken_by
+from meshbook.planning.recorded_steps import asked_step
 from meshbook.profiling.estimated_runs import estimated_run
 from meshbook.training import clipped, decayed
 
-RESULTS = topologies.RESULTS / RECORD
-CONFIG = DecoderConfig.jaxformer(experts=JAXFORMER, dtype=jnp.bfloat16, by_row=True)
+RESULTS = topologies.RESULTS / "tpu-meshes.json"
 NAMES = "inputs", "labels", "segments", "positions"
 BEST = (  # the first twenty meshes by formula, each with its best plan
     Plan(32, remat="products"),
@@ -110,7 +106,8 @@ def program(cell):
     rate = optax.warmup_cosine_decay_schedule(0, 6e-4, 5_000, 26_100, 6e-5)
     adamw = optax.adamw(rate, b2=0.99, weight_decay=0.05, mask=decayed)
     optimizer = optax.chain(clipped(1.0), adamw)  # of train.py's preset jaxformer-1b
-    return plan_program(CONFIG, cell.plan, cell.rows, mesh, optimizer, NAMES)
+    config = asked_step("tpu-meshes", dataclasses.asdict(cell)).config
+    return plan_program(config, cell.plan, cell.rows, mesh, optimizer, NAMES)
 
 
 def compiled(cell, cache=None):
