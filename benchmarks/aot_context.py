@@ -16,11 +16,12 @@ import optax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from meshbook.models.decoder import Decoder, DecoderConfig
+from meshbook.models.decoder import Decoder
 from meshbook.models.losses import chunked_cross_entropy, language_loss
 from meshbook.parallel.context import Context, zigzag
 from meshbook.planning import topologies
 from meshbook.planning.clocks import device_of
+from meshbook.planning.recorded_steps import asked_step
 from meshbook.profiling.estimated_runs import estimated_run
 from meshbook.sharding import Sharding
 from meshbook.training import abstract_state, as_it_is, train_step
@@ -57,9 +58,7 @@ class Cell:
     @property
     def config(self):
         """The DecoderConfig."""
-        return DecoderConfig(
-            vocabulary=50_257, tokens=self.tokens, embed=1024, hidden=4096, heads=16, groups=8,
-            layers=12, gated=False, remat="attention", dtype=jnp.bfloat16)
+        return asked_step("tpu-context", dataclasses.asdict(self)).config
 
 
 def cells():

@@ -22,11 +22,12 @@ from meshbook.models.decoder import Decoder, DecoderConfig
 from meshbook.models.losses import chunked_cross_entropy, language_loss
 from meshbook.parallel.accumulation import in_microbatches
 from meshbook.planning import topologies
-from meshbook.planning.decoder_programs import RECORD, look
+from meshbook.planning.decoder_programs import look
+from meshbook.planning.recorded_steps import asked_step
 from meshbook.sharding import Sharding, spec_of
 from meshbook.training import abstract_state, as_it_is, train_step
 
-RESULTS = topologies.RESULTS / RECORD
+RESULTS = topologies.RESULTS / "tpu-decoder.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,17 +64,12 @@ class Cell:
     @property
     def config(self):
         """The DecoderConfig: sizes of JAXformer."""
-        names = "remat", "by_row", "dropout", "hidden"
-        return DecoderConfig.jaxformer(
-            dtype=jnp.dtype(self.dtype), **{name: getattr(self, name) for name in names})
+        return asked_step("tpu-decoder", dataclasses.asdict(self)).config
 
     @property
     def rules(self):
         """The Sharding."""
-        more = {} if self.regather is None else {"regather": self.regather}
-        more |= {"overlapped": True} if self.overlapped else {}
-        rules = getattr(Sharding, self.row)(**more)
-        return rules.also(parameters={"D": "batch"}) if self.sharded else rules
+        return asked_step("tpu-decoder", dataclasses.asdict(self)).layout.rules
 
     @property
     def loss(self):

@@ -18,21 +18,18 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 from benchmarks import bench_experts
-from meshbook.costs.plans import Plan
-from meshbook.costs.step import describe
 from meshbook.costs.work import step_work
 from meshbook.models.balanced_loss import balanced_loss
-from meshbook.models.decoder import Decoder, DecoderConfig
-from meshbook.models.expert_layers import ExpertSizes
+from meshbook.models.decoder import Decoder
 from meshbook.models.losses import language_loss
 from meshbook.planning import topologies
 from meshbook.planning.clocks import device_of
-from meshbook.planning.expert_programs import RECORD
+from meshbook.planning.recorded_steps import asked_step
 from meshbook.profiling.estimated_runs import estimated_run
 from meshbook.sharding import Sharding
 from meshbook.training import abstract_state, as_it_is, train_step
 
-RESULTS = topologies.RESULTS / RECORD
+RESULTS = topologies.RESULTS / "tpu-experts.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,22 +88,14 @@ class Step:
         return f"step {self.across} {self.capacity}"
 
     @property
-    def config(self):
-        """The DecoderConfig; an MLP of the dense one is as wide as a token's experts together."""
-        sizes = {name: getattr(self, name) for name in
-                 ("vocabulary", "tokens", "embed", "hidden", "heads", "layers")}
-        how = dict(remat="attention", by_row=True, dtype=jnp.bfloat16)
-        if not self.across:
-            return DecoderConfig(**sizes | {"hidden": self.active * self.hidden}, **how)
-        experts = ExpertSizes(self.experts, self.active, capacity=self.capacity, auxiliary=0.01)
-        return DecoderConfig(**sizes, **how, experts=experts)
+    def step(self):
+        """The Step."""
+        return asked_step("tpu-experts", dataclasses.asdict(self))
 
     @property
     def useful(self):
-        """FLOPs of one chip: those of the dense decoder, and of the routers."""
-        dense = dataclasses.replace(self, across=0).config
-        routers = 3 * 2 * self.embed * self.experts * self.tokens * self.rows * self.layers
-        return step_work(describe(dense, Plan(), self.rows)).useful + bool(self.across) * routers
+        """FLOPs of one chip."""
+        return int(step_work(self.step).useful)
 
     def program(self):
         """The step, and the shapes and layouts of its arguments."""
@@ -115,7 +104,7 @@ class Step:
         rows = "batch", "expert"
         rules = Sharding.data_parallel().also(B=rows, **{"E": "expert"} if self.across else {})
         loss = balanced_loss if self.across else language_loss
-        state = abstract_state(lambda: Decoder(self.config, rules, rngs=nnx.Rngs(0)),
+        state = abstract_state(lambda: Decoder(self.step.config, rules, rngs=nnx.Rngs(0)),
                                optax.adamw(6e-4, weight_decay=0.1), mesh, as_it_is, loss)
         ids = jax.ShapeDtypeStruct((8 * self.rows, self.tokens), jnp.int32,
                                    sharding=NamedSharding(mesh, P(rows)))

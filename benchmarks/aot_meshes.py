@@ -10,21 +10,17 @@ formulas put far behind, to see whether they are.
 import dataclasses
 from functools import partial
 
-import jax.numpy as jnp
 import optax
 
 from meshbook.costs.plans import Plan
-from meshbook.models.decoder import DecoderConfig
-from meshbook.models.expert_layers import JAXFORMER
 from meshbook.planning import topologies
 from meshbook.planning.clocks import clocked, device_of
-from meshbook.planning.mesh_programs import RECORD
 from meshbook.planning.plan_programs import plan_program, taken_by
+from meshbook.planning.recorded_steps import asked_step
 from meshbook.profiling.estimated_runs import estimated_run
 from meshbook.training import clipped, decayed
 
-RESULTS = topologies.RESULTS / RECORD
-CONFIG = DecoderConfig.jaxformer(experts=JAXFORMER, dtype=jnp.bfloat16, by_row=True)
+RESULTS = topologies.RESULTS / "tpu-meshes.json"
 NAMES = "inputs", "labels", "segments", "positions"
 BEST = (  # the first twenty meshes by formula, each with its best plan
     Plan(32, remat="products"),
@@ -49,8 +45,8 @@ BEST = (  # the first twenty meshes by formula, each with its best plan
     Plan(1, expert=16, model=2, rules="tensor_parallel", microbatches=2, remat="none"),
 )
 OWN = (  # the source's mesh, first as its code has it: four microbatches, every block made again
-    Plan(8, stage=2, model=2, rules="fully_sharded", microbatches=4),
-    Plan(8, stage=2, model=2, rules="fully_sharded", microbatches=16),
+    Plan(8, stage=2, model=2, rules="fully_sharded", microbatches=4, remat="all"),
+    Plan(8, stage=2, model=2, rules="fully_sharded", microbatches=16, remat="all"),
     Plan(8, stage=2, model=2, rules="fully_sharded", schedule="lockstep", microbatches=16,
          remat="none"),
     Plan(8, stage=2, model=2, rules="fully_sharded", schedule="zero_bubble", microbatches=8,
@@ -61,7 +57,7 @@ OWN = (  # the source's mesh, first as its code has it: four microbatches, every
 )
 OTHERS = (  # other ways to use the chips, which the formula ranks lower
     Plan(32, remat="attention"),
-    Plan(32),
+    Plan(32, remat="all"),
     Plan(32, rules="zero1", microbatches=2, remat="none"),
     Plan(32, microbatches=2, remat="none"),
     Plan(16, expert=2, rules="zero1", microbatches=2, remat="none"),
@@ -69,7 +65,7 @@ OTHERS = (  # other ways to use the chips, which the formula ranks lower
     Plan(2, expert=16, remat="attention"),
     Plan(2, expert=16, rules="tensor_parallel", microbatches=2, remat="none"),
     Plan(4, expert=8, rules="tensor_parallel", microbatches=2, remat="none"),
-    Plan(16, model=2),
+    Plan(16, model=2, remat="all"),
     Plan(16, model=2, rules="tensor_parallel", remat="attention"),
     Plan(16, model=2, rules="zero1", microbatches=2, remat="none"),
     Plan(16, model=2, rules="zero1", microbatches=4, remat="none"),
@@ -110,7 +106,8 @@ def program(cell):
     rate = optax.warmup_cosine_decay_schedule(0, 6e-4, 5_000, 26_100, 6e-5)
     adamw = optax.adamw(rate, b2=0.99, weight_decay=0.05, mask=decayed)
     optimizer = optax.chain(clipped(1.0), adamw)  # of train.py's preset jaxformer-1b
-    return plan_program(CONFIG, cell.plan, cell.rows, mesh, optimizer, NAMES)
+    config = asked_step("tpu-meshes", dataclasses.asdict(cell)).config
+    return plan_program(config, cell.plan, cell.rows, mesh, optimizer, NAMES)
 
 
 def compiled(cell, cache=None):

@@ -15,13 +15,14 @@ import optax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from meshbook.models.decoder import Decoder, DecoderConfig
+from meshbook.models.decoder import Decoder
 from meshbook.models.pipelined import pipelined
 from meshbook.parallel import schedules
 from meshbook.parallel.pipeline import by_tick, gpipe, one_f_one_b
 from meshbook.parallel.slots import SLOT_PARTS, in_slots, table_of
 from meshbook.planning import topologies
 from meshbook.planning.clocks import clocked
+from meshbook.planning.recorded_steps import asked_step
 from meshbook.sharding import Sharding
 from meshbook.training import abstract_state, as_it_is, train_step
 
@@ -62,16 +63,9 @@ class Cell:
         return f"{self.tpu} {self.schedule} {self.microbatches}"
 
     @property
-    def batch(self):
-        """Rows of text in a step, of all devices."""
-        return self.shape[0] * self.rows * self.microbatches
-
-    @property
-    def config(self):
-        """The DecoderConfig."""
-        sizes = {name: getattr(self, name) for name in
-                 ("vocabulary", "tokens", "embed", "hidden", "heads", "layers")}
-        return DecoderConfig(**sizes, remat="attention", by_row=True, dtype=jnp.bfloat16)
+    def step(self):
+        """The Step."""
+        return asked_step("tpu-pipeline", dataclasses.asdict(self))
 
 
 def cells():
@@ -84,11 +78,11 @@ def cells():
 def program(cell):
     """A cell as a jitted step and the shapes and layouts of its arguments, without arrays."""
     mesh = topologies.tpu_mesh(cell.tpu, cell.shape, ("batch", "stage"))
-    rules, config = Sharding.data_parallel().in_stages(), cell.config
+    rules, config = Sharding.data_parallel().in_stages(), cell.step.config
     state = abstract_state(
         lambda: Decoder(config, rules, rngs=nnx.Rngs(0)), optax.adamw(6e-4, weight_decay=0.1),
         mesh, as_it_is, pipelined(SCHEDULES[cell.schedule], cell.microbatches))
-    ids = jax.ShapeDtypeStruct((cell.batch, config.tokens), jnp.int32,
+    ids = jax.ShapeDtypeStruct((cell.step.rows, config.tokens), jnp.int32,
                                sharding=NamedSharding(mesh, P("batch")))
     batch = {"inputs": ids, "labels": ids}
     return train_step, state, batch, jax.eval_shape(lambda: jax.random.key(0))

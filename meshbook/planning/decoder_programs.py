@@ -1,82 +1,27 @@
-"""What TPUs' compilers made of the decoder's training steps: read, reckoned and drawn.
+"""What TPUs' compilers made of the decoder's training steps, by parts of the model and by weight.
 
-`python -m benchmarks.aot decoder` compiles them; here is what its record says of each: the time of
-each part of the model by the compiler's clock, and how the gradient of each weight is summed.
+`python -m benchmarks.aot decoder` compiles them, and records of each the time of each part by the
+compiler's clock, and how the gradient of each weight is summed.
 """
 from __future__ import annotations
 
 import collections
-import dataclasses
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshbook.drawing import svg
-from meshbook.costs.plans import Plan
-from meshbook.costs.step import describe
-from meshbook.costs.work import step_work
-from meshbook.drawing.figures import bars
 from meshbook.drawing.strips import draw_strips
 from meshbook.hlo import execution, module
 from meshbook.hlo.exchanges import Exchanges
-from meshbook.models.decoder import DecoderConfig
+from meshbook.planning import records
 from meshbook.planning.clocks import device_of
-from meshbook.planning.topologies import RESULTS, Compilation
+from meshbook.planning.topologies import recorded
 from meshbook.profiling.estimated_runs import estimated_run
 
-RECORD = "tpu-decoder.json"
 SCOPES = ("attention", "mlp", "loss", "embed", "update")  # scopes of a step's operations
 SCATTERED, WHOLE, NOWHERE = "reduce-scatter", "all-reduce", "not found"
-
-
-@dataclasses.dataclass(frozen=True)
-class Recorded:
-    """One compiled step: its `benchmarks.aot_decoder.Cell` as a dict, and its Compilation."""
-
-    cell: dict
-    program: Compilation
-
-    @property
-    def config(self):
-        """The DecoderConfig of a step of JAXformer's sizes. Raises ValueError for a small one."""
-        names = ("hidden", "remat", "by_row", "dropout")
-        if not set(names) <= set(self.cell):
-            raise ValueError(f"expected a step of JAXformer's sizes; found a small {self.cell}")
-        return DecoderConfig.jaxformer(**{name: self.cell[name] for name in names})
-
-    @property
-    def useful(self):
-        """The useful FLOPs of a step, of one device."""
-        rows, ways = self.cell["shape"]
-        return step_work(describe(self.config, Plan(rows, model=ways), self.cell["batch"])).useful
-
-    @property
-    def utilisation(self):
-        """The step's model FLOPs utilisation by the compiler's clock, or None without one."""
-        if self.program.clock is None:
-            return None
-        seconds = self.program.clock["step"] / 1e3
-        return self.useful / (seconds * device_of(self.cell["tpu"]).flops)
-
-    @property
-    def parts(self):
-        """{part of the model: ms on the core}, "waiting" with the ms in which the core waits."""
-        return self.program.seen["parts"]
-
-    @property
-    def gradients(self):
-        """{path of a weight that is split over the rows: SCATTERED, WHOLE or NOWHERE}."""
-        return self.program.seen["gradients"]
-
-
-def recorded_decoders():
-    """{name: Recorded} of the steps that were compiled, such as "v5e-8 (8, 1) 64"."""
-    path = RESULTS / RECORD
-    cells = json.loads(path.read_text("utf8"))["cells"] if path.exists() else {}
-    return {name: Recorded(fields["cell"], Compilation.of_record(fields["program"]))
-            for name, fields in cells.items()}
 
 
 def look(topology: str, weights: Mapping[str, tuple], text: str, mesh: Any):
@@ -102,7 +47,7 @@ def time_by_part(text: str, mesh: Any, topology: str):
 
 
 def sums_of_gradients(text: str, mesh: Any, weights: Mapping[str, tuple], axis: str = "batch"):
-    """{path: how the gradient of this weight is summed along an axis}: see Recorded.gradients.
+    """{path: SCATTERED, WHOLE or NOWHERE: how the gradient of a weight is summed along an axis}.
 
     weights: as of `look`. A sum is told by the dims of its result, in this order, without those of
     1, and where it has them in another order, by their number of elements.
@@ -155,14 +100,12 @@ def sums_by_split(tpu: str, dtype: str, kind: str = "latent"):
     summed as the compiler does it; {} where none is recorded.
     """
     found = {}
-    for name, each in recorded_decoders().items():
-        cell = each.cell
-        if not name.startswith("gradients") or cell["by_hand"] or cell["other"] or (
+    for made in recorded("tpu-decoder").values():
+        cell = made.cell
+        if cell.get("split", "D") == "D" or cell["by_hand"] or cell["other"] or (
                 cell["tpu"], cell["dtype"], cell["kind"]) != (tpu, dtype, kind):
             continue
-        if cell["split"] == "D":
-            continue
-        for path, how in each.gradients.items():
+        for path, how in made.seen["gradients"].items():
             letters = path.rpartition("_")[2]
             found.setdefault(letters, {})[split_letter(letters, cell["split"])] = how
     return found
@@ -185,22 +128,16 @@ def draw_sums(tpu: str, dtypes: Sequence[str] = ("bfloat16", "float32"), kind: s
                        f"{' and '.join(dtypes)}, by the letter that is split over the rows.")
 
 
-def draw_decoder_steps(names: Mapping[str, str]):
-    """Bars of ms made of parts, {label: name of a step in the record}; None where one is missing.
+def spent_by_part(steps: Any):
+    """{name and MFU: {part of the model: ms}} of rows of a `records.frame` that have ms, for
+    `records.draw_ms`.
 
-    What the update, the embedding and operations without a scope take is one part. The label is
-    followed by the step's MFU.
+    What the update, the embedding and operations without a scope take is one part.
     """
-    record = recorded_decoders()
-    if not set(names.values()) <= set(record):
-        return None
-    shown, said = {}, []
-    for label, name in names.items():
-        found = record[name]
-        parts = collections.Counter(found.parts)
-        named = {part: parts.pop(part, 0.0) for part in ("attention", "mlp", "loss", "waiting")}
-        waiting = named.pop("waiting")
-        label = f"{label}: MFU {found.utilisation:.0%}"
-        shown[label] = named | {"all else": parts.total(), "waiting": waiting}
-        said.append(f"{label}, {found.program.clock['step']:.0f} ms")
-    return bars(shown, "ms", f"Milliseconds of a step by the compiler's clock. {'; '.join(said)}")
+    found = {}
+    for step in steps.dropna(subset="ms").itertuples():
+        parts = collections.Counter(step.program.seen["parts"])
+        known = {part: parts.pop(part, 0.0) for part in ("attention", "mlp", "loss", "waiting")}
+        waiting = known.pop("waiting")
+        found[records.named(step)] = known | {"all else": parts.total(), "waiting": waiting}
+    return found

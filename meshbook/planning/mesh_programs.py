@@ -1,21 +1,18 @@
-"""What the compiler of a TPU v4 made of JAXformer on 32 chips, plan by plan: a record.
+"""Plans beside each other: JAXformer on 32 TPU v4, by formula and as it was compiled.
 
-Times are by the compiler's clock, with the axes of the mesh as lines of chips: a slice of fewer
-than 4 × 4 × 4 chips of a v4 has no links around.
+Of the record "tpu-meshes" times are by the compiler's clock, with the axes of the mesh as lines of
+chips: a slice of fewer than 4 × 4 × 4 chips of a v4 has no links around.
 """
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from meshbook.costs.devices import GIB
 from meshbook.costs.plans import Plan
-from meshbook.drawing.figures import bars
-from meshbook.planning.topologies import RESULTS, Compilation
+from meshbook.planning.records import draw_ms
 from meshbook.text import text_table
 
-RECORD = "tpu-meshes.json"
 SLICES = "2 slices v4:2x2x1"
 SLICED = dict(vocabulary=1_024, tokens=256, embed=512, hidden=2048, heads=8, layers=4)
 RULES = {"tensor_parallel": "whole", "fully_sharded": "fsdp", "fully_sharded_kept": "fsdp",
@@ -24,38 +21,13 @@ TIE = 1.1  # steps less than so many times apart are in no order by the compiler
 SPENT = {"products": "products", "memory": "memory", "random": "random numbers"}
 
 
-class Recorded(NamedTuple):
-    """A step that was compiled: its plan, and the Compilation."""
+def on_torus(made: Any, wire: float):
+    """ms of a step: the compiler's work, and links as they lie on the torus; nan if it is refused.
 
-    plan: Plan
-    program: Compilation
-
-    @property
-    def step(self):
-        """ms of a step by the compiler's clock, None where it does not fit."""
-        return self.program.seen["step"] if self.program.fits else None
-
-    @property
-    def exposed(self):
-        """ms of a step in which a chip waits for links."""
-        return self.program.seen["exposed"]
-
-    def on_torus(self, wire: float):
-        """ms of a step: the compiler's work, and links as they lie on the torus; None as of step.
-
-        wire: seconds, of a `Ranked`. The clock lays every axis of a mesh along one line of chips,
-        so its own waits are those of another machine.
-        """
-        return self.step - self.exposed + 1e3 * wire if self.program.fits else None
-
-
-def recorded_plans():
-    """{plan: Recorded} of all that were compiled."""
-    path = RESULTS / RECORD
-    cells = json.loads(path.read_text("utf8"))["cells"] if path.exists() else {}
-    found = (Recorded(Plan(**fields["cell"]["plan"]), Compilation.of_record(fields["program"]))
-             for fields in cells.values())
-    return {each.plan: each for each in found}
+    made: a row of the record; wire: seconds, of a `Ranked`. The clock lays every axis of a mesh
+    along one line of chips, so its own waits are those of another machine.
+    """
+    return made.ms - made.exposed + 1e3 * wire
 
 
 def name_of_slices(how: str):
@@ -91,18 +63,18 @@ def table_of_ranked(found: Sequence[Any]):
                       numbers=2)
 
 
-def table_of_recorded(found: Sequence[Any], record: dict):
+def table_of_recorded(found: Sequence[Any], record: Any):
     """A text table: of each Ranked plan that was compiled ms by formula and by the clock, GiB.
 
-    record: of `recorded_plans`. The plans stand in the order of the formula, their meshes as sizes
-    of batch, expert, stage and model.
+    record: the `records.frame` of "tpu-meshes", by plan. The plans stand in the order of the
+    formula, their meshes as sizes of batch, expert, stage and model.
     """
     rows = []
     for each in sorted(found, key=lambda each: each.step):
-        made = record[each.plan]
-        clock = (f"{made.step:.0f}", f"{made.exposed:.0f}") if made.step else ("refused", "")
+        made = record.loc[each.plan]
+        clock = (f"{made.ms:.0f}", f"{made.exposed:.0f}") if made.fits else ("refused", "")
         rows.append((sizes_in(each.plan), short(each.plan), f"{1e3 * each.step:.0f}", *clock,
-                     f"{each.peak / GIB:.1f}", f"{made.program.peak / GIB:.1f}"))
+                     f"{each.peak / GIB:.1f}", f"{made.peak / GIB:.1f}"))
     return text_table(("mesh", "plan", "formula", "clock", "waits", "GiB", "asks"), rows, numbers=5)
 
 
@@ -130,20 +102,18 @@ def draw_ranked(found: Sequence[Any], bubble: Any):
         busy = {label: (1 - idle) * seconds[name] for name, label in SPENT.items()}
         lost = {"bubble": sum(seconds[name] for name in SPENT) - sum(busy.values())}
         shown[f"{sizes_in(each.plan)} {short(each.plan)}"] = busy | lost | {"wire": 1e3 * each.wire}
-    said = "; ".join(f"{label}, {sum(row.values()):.0f} ms" for label, row in shown.items())
-    return bars(shown, "ms", f"Milliseconds of a step of JAXformer on 32 TPU v4 by formula. {said}")
+    return draw_ms(shown, "a step of JAXformer on 32 TPU v4 by formula")
 
 
-def draw_compared(found: Sequence[Any], record: dict):
+def draw_compared(found: Sequence[Any], record: Any):
     """Two bars for each Ranked plan, ms of a step by formula and by the clock: work and links.
 
-    record: of `recorded_plans`; all plans fit.
+    record: as of `table_of_recorded`; all plans fit.
     """
     shown = {}
     for each in found:
-        made, label = record[each.plan], f"{sizes_in(each.plan)} {short(each.plan)}"
-        steps = {"formula": (1e3 * each.step, 1e3 * each.wire), "clock": (made.step, made.exposed)}
+        made, label = record.loc[each.plan], f"{sizes_in(each.plan)} {short(each.plan)}"
+        steps = {"formula": (1e3 * each.step, 1e3 * each.wire), "clock": (made.ms, made.exposed)}
         shown |= {f"{label}, {name}": {"work": step - links, "links": links}
                   for name, (step, links) in steps.items()}
-    said = "; ".join(f"{label}, {sum(row.values()):.0f} ms" for label, row in shown.items())
-    return bars(shown, "ms", f"Milliseconds of a step of JAXformer on 32 TPU v4. {said}")
+    return draw_ms(shown, "a step of JAXformer on 32 TPU v4")

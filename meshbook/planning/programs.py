@@ -8,6 +8,7 @@ import json
 import lzma
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from jax.sharding import AbstractMesh
 
@@ -47,14 +48,19 @@ def recorded_program(name: str):
 
 
 def step_of(name: str, mesh: Mapping[str, int]):
-    """The Step of a program of the ViT or of MiniGPT in the record, by its name.
+    """The Step of a program of the ViT or of MiniGPT in the record "tpu", by its name.
 
     name: such as "v5e-8 (4, 2) 64 row=fully_sharded model=MiniGPT"; mesh: {axis: size}, or {}.
+    None for a loss, or a type, of which the book has no table.
     """
     special = dict(re.findall(r"(\w+)=(\S+)", name))
+    if {"loss", "dtype"} & special.keys():
+        return None
     embed = int(special.get("embed", 384))
     config = MiniGPTConfig() if special.get("model") == "MiniGPT" else ViTConfig(
         embed=embed, hidden=4 * embed)
+    if "dropout" in special:
+        config = replace(config, dropout=float(special["dropout"]))
     return describe(config, Plan(
         mesh.get("batch", 1), model=mesh.get("model", 1),
         rules=special.get("row", "tensor_parallel"), microbatches=int(special.get("parts", 1)),

@@ -1,7 +1,8 @@
-"""What was recorded when the decoder and MiniGPT learned from the same tokens.
+"""What was recorded when models learned: losses, and what they wrote.
 
-The record is results/decoder_learning.json, which `python -m benchmarks.decoder_learning` writes.
-Where it is not there, nothing is drawn, and a page shows nothing.
+The records are in results/: decoder_learning.json, experts_learning.json and tinystories.json, each
+of the command of its name in benchmarks/. Where one is not there, nothing is drawn, and a page
+shows nothing.
 """
 from __future__ import annotations
 
@@ -9,16 +10,27 @@ import json
 import math
 import statistics
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 from meshbook.drawing.figures import curves
 from meshbook.planning.topologies import RESULTS
 
 
+def _part(name, part, folder):
+    path = Path(folder) / f"{name}.json"
+    return json.loads(path.read_text("utf8")).get(part) if path.exists() else None
+
+
+def _printed(text):
+    """A text in lines of at most 76 signs; what cannot be printed is a dot."""
+    signs = "".join(c if c.isprintable() else "·" for c in " ".join(text.split()))
+    return textwrap.fill(signs, 76)
+
+
 def decoder_learning(corpus: str, folder: Path | str = RESULTS):
     """The record of both models on "grammar" or "tinystories"; None where there is none."""
-    path = Path(folder) / "decoder_learning.json"
-    return json.loads(path.read_text("utf8")).get(corpus) if path.exists() else None
+    return _part("decoder_learning", corpus, folder)
 
 
 def draw_decoder_learning(corpus: str, folder: Path | str = RESULTS):
@@ -64,15 +76,13 @@ def samples_of_decoder_learning(corpus: str, folder: Path | str = RESULTS):
         return ""
     lines = []
     for name, model in found["models"].items():
-        text = "".join(c if c.isprintable() else "·" for c in " ".join(model["sample"].split()))
-        lines += [f"{name}:", textwrap.fill(text, 76), ""]
+        lines += [f"{name}:", _printed(model["sample"]), ""]
     return "\n".join(lines).rstrip()
 
 
 def experts_learning(corpus: str, folder: Path | str = RESULTS):
     """The record of a dense decoder and one with experts on "grammar" or "tinystories", or None."""
-    path = Path(folder) / "experts_learning.json"
-    return json.loads(path.read_text("utf8")).get(corpus) if path.exists() else None
+    return _part("experts_learning", corpus, folder)
 
 
 def draw_experts_learning(corpus: str, folder: Path | str = RESULTS):
@@ -105,3 +115,43 @@ def told_of_experts_learning(corpus: str, folder: Path | str = RESULTS):
         lines.append(f"  {name:8} {model['used']:,} of {model['parameters']:,} parameters used, "
                      f"rate {model['peak']:g}: {ends}")
     return "\n".join(lines)
+
+
+def tinystories(part: str, folder: Path | str = RESULTS):
+    """A part of the record of TinyStories, "stories" or "training"; None where there is none."""
+    return _part("tinystories", part, folder)
+
+
+def draw_training(folder: Path | str = RESULTS):
+    """The recorded run on TinyStories: its training and validation loss, or None without one."""
+    run = tinystories("training", folder)
+    if run is None:
+        return None
+    looks = run["looks"]
+    found = {"training": tuple(zip(*run["losses"])),
+             "validation": ([look["step"] for look in looks],
+                            [look["validation"] for look in looks])}
+    first, last = looks[0]["validation"], looks[-1]["validation"]
+    return curves(found, "step", "loss in nats per token",
+                  f"Training and validation loss on TinyStories in {run['steps']:,} steps: "
+                  f"validation falls from {first:.2f} to {last:.2f} nats per token",
+                  marks=[("guessing", math.log(run["config"]["vocabulary"]))])
+
+
+def written_samples(looks: Sequence[int] = (0, 1, -1), prompt: int = 0,
+                    folder: Path | str = RESULTS):
+    """What the recorded model wrote after a prompt at some of its looks, as lines; "" without one.
+
+    looks: which of the recorded ones, 0 for that before training; prompt: its number.
+    """
+    run = tinystories("training", folder)
+    if run is None:
+        return ""
+    chosen = sorted({range(len(run["looks"]))[look] for look in looks if
+                     -len(run["looks"]) <= look < len(run["looks"])})
+    lines = []
+    for look in (run["looks"][place] for place in chosen):
+        lines += [f"After {look['step']:,} steps, validation {look['validation']:.2f} nats per "
+                  f"token ({look['bits per byte']:.2f} bits per byte):",
+                  _printed(run["prompts"][prompt] + look["samples"][prompt]), ""]
+    return "\n".join(lines).rstrip()

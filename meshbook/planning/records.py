@@ -1,117 +1,133 @@
-"""What was measured and recorded: on accelerators, by `make bench`, and with TinyStories.
+"""What was recorded, as one table: programs compiled for TPUs, benchmarks, steps of accelerators.
 
-A record of an accelerator is results/<device>.json of a full-size run on a GPU or a TPU; that of
-TinyStories is results/tinystories.json. Where there is none, nothing is drawn, and a page shows
-nothing.
+A record is "tpu", "tpu-decoder" or another of COMPILED, which `python -m benchmarks.aot` writes; or
+it has the name of a benchmark, or of a cell of `python -m benchmarks.accelerator`. What is not
+there has no rows, and a page shows nothing.
 """
+from __future__ import annotations
 
 import json
-import math
-import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
+from typing import Any
 
-from meshbook.drawing.figures import bars, curves
-from meshbook.planning.topologies import RESULTS
+from meshbook.costs.devices import GIB
+from meshbook.costs.work import causal_work, step_work
+from meshbook.drawing.figures import bars, readable
+from meshbook.planning.clocks import device_of
+from meshbook.planning.programs import step_of
+from meshbook.planning.recorded_steps import asked_step
+from meshbook.planning.topologies import RESULTS, recorded
+from meshbook.text import text_table
+
+COMPILED = ("tpu", "tpu-decoder", "tpu-pipeline", "tpu-context", "tpu-experts", "tpu-meshes")
+COLUMNS = (
+    "record", "name", "device", "mesh", "plan", "rows", "fits", "peak", "live", "held",
+    "temporaries", "flops", "useful", "mfu", "ms", "exposed", "computing", "copying", "copies",
+    "exchanges", "value", "unit", "ratio", "machine", "date", "cell", "program", "step")
+MEASURED = {"peak": "peak bytes", "temporaries": "temporary bytes", "flops": "flops",
+            "useful": "useful flops", "mfu": "share of peak"}  # as accelerators call them
+BYTES = {"peak", "live", "held", "temporaries"}
+HEADINGS = {"ms": "a step", "mfu": "MFU"}
+
+
+def frame(record: str | None = None, *fields: str, folder: Path | str = RESULTS):
+    """The rows of a record, or of all, as a pandas.DataFrame by name, with COLUMNS and more fields
+    of the cells; what is not known, or of another kind of row, is nan or None.
+
+    device: a topology such as "v5e-8", or an accelerator. program: a Compilation, of which mesh,
+    fits, flops and bytes are; step: its Step, where a table describes it, with plan and rows. cell:
+    what the record says was asked for, or measured.
+    ms: of a step by the compiler's clock, to which add up exposed (a chip only waits for links),
+    computing, and copying, all else that its core does; in "tpu-meshes" with each axis of a mesh as
+    a line of chips. copies: ms of all copies, also of those beside the core. exchanges: {kind of
+    collective: [ms on the links, ms of them exposed]}.
+    useful: FLOPs of a device that have to be done, in "tpu-context" of pairs of tokens that the
+    mask leaves; mfu: what part they are of what its matrix units could have done in that time.
+    value, unit, ratio, machine, date: of what was measured.
+    """
+    import pandas  # where it is needed only: compiling for a TPU does without
+
+    rows = rows_of(record, folder)
+    found = pandas.DataFrame(rows, columns=COLUMNS)
+    more = {field: [(row["cell"] or {}).get(field) for row in rows] for field in fields}
+    return found.assign(**more).set_index("name")
+
+
+def rows_of(record: str | None = None, folder: Path | str = RESULTS):
+    """The rows of a record, or of all, as dicts; of a benchmark those of a machine's last run."""
+    folder = Path(folder)
+    found = [row for name in COMPILED if record in (None, name) for row in _compiled(name, folder)]
+    if record in COMPILED:
+        return found
+    return found + [row for row in (*_benchmarks(folder), *_accelerated(folder))
+                    if record in (None, row["record"])]
+
+
+def _compiled(record, folder):
+    for name, made in recorded(record, folder).items():
+        step = asked_step(record, made.cell) if made.cell else step_of(name, made.mesh)
+        row = {"record": record, "name": name, "device": made.topology, "cell": made.cell,
+               "program": made, "step": step, "exchanges": _exchanges(record, made.seen)}
+        row |= {each: getattr(made, each) for each in
+                ("mesh", "fits", "peak", "live", "held", "temporaries", "flops")}
+        row |= {"plan": step.plan, "rows": step.rows} if step else {}
+        row |= _times(made) | {"useful": _useful(record, step, made)}
+        if row["useful"] and made.clock:
+            most = device_of(made.topology).flops * row["ms"] / 1e3
+            row["mfu"] = row["useful"] / most
+        yield row
+
+
+def _exchanges(record, seen):
+    return seen if record == "tpu-context" else (seen or {}).get("exchanges")
+
+
+def _times(made):
+    """{column: ms} by the compiler's clock; {} without one."""
+    if made.clock is None:
+        return {}
+    lines = made.seen if "step" in (made.seen or {}) else made.clock
+    ms, exposed, kinds = lines["step"], lines["exposed"], made.clock["kinds"]
+    return {"ms": ms, "exposed": exposed, "computing": kinds["compute"],
+            "copying": ms - exposed - kinds["compute"], "copies": kinds["copy"]}
+
+
+def _useful(record, step, made):
+    if step is None:
+        return (made.seen or {}).get("useful")
+    return causal_work(step) if record == "tpu-context" else step_work(step).useful
+
+
+def _benchmarks(folder):
+    for path in sorted(folder.glob("*-cores.json")):
+        found = json.loads(path.read_text("utf8"))
+        runs = [pair for run in found["runs"].values() for pair in run["benchmarks"].items()]
+        last = dict(sorted(runs, key=lambda pair: pair[1]["provenance"]["date"]))
+        for name, run in last.items():
+            for row in run["rows"]:
+                yield {each: row.get(each) for each in ("name", "value", "unit", "ratio")} | {
+                    "record": name, "machine": found["machine"], "cell": row,
+                    "date": run["provenance"]["date"]}
 
 
 def accelerators(folder: Path | str = RESULTS):
-    """All records of accelerators in a folder, by device."""
+    """All records of accelerators in a folder, each as it is: a full-size run on a GPU or a TPU."""
     found = [json.loads(path.read_text("utf8")) for path in sorted(Path(folder).glob("*.json"))]
     return [each for each in found
             if each.get("platform") in ("gpu", "tpu") and each.get("size") == "full"]
 
 
-def benchmarked(name: str, folder: Path | str = RESULTS):
-    """{machine: rows} of a benchmark, as each machine recorded it last."""
-    found = {}
-    for path in sorted(Path(folder).glob("*-cores.json")):
-        record = json.loads(path.read_text("utf8"))
-        runs = [run["benchmarks"][name] for run in record["runs"].values()
-                if name in run["benchmarks"]]
-        if runs:
-            last = max(runs, key=lambda run: run["provenance"]["date"])
-            found[record["machine"]] = last["rows"]
-    return found
-
-
-def draw_benchmark(name: str, machine: str, labels: Mapping[str, str], about: str,
-                   folder: Path | str = RESULTS):
-    """Bars of what a machine recorded of a benchmark.
-
-    labels: {name of a row: what the bar is called}, in this order, of rows that have a value;
-    about: what the bars are. Raises KeyError for a machine or a row that is not in the record.
-    """
-    values = {row["name"]: (row["value"], row["unit"]) for row in benchmarked(name, folder)[machine]
-              if row["value"] is not None}
-    shown = {label: values[row][0] for row, label in labels.items()}
-    (unit,) = {values[row][1] for row in labels}
-    words = ", ".join(f"{label} {value:.3g}" for label, value in shown.items())
-    return bars(shown, unit, f"{about}, in {unit}, recorded on {machine}: {words}")
-
-
-def tinystories(part: str, folder: Path | str = RESULTS):
-    """A part of the record of TinyStories, "stories" or "training"; None where there is none."""
-    path = Path(folder) / "tinystories.json"
-    return json.loads(path.read_text("utf8")).get(part) if path.exists() else None
-
-
-def draw_training(folder: Path | str = RESULTS):
-    """The recorded run on TinyStories: its training and validation loss, or None without one."""
-    run = tinystories("training", folder)
-    if run is None:
-        return None
-    looks = run["looks"]
-    found = {"training": tuple(zip(*run["losses"])),
-             "validation": ([look["step"] for look in looks],
-                            [look["validation"] for look in looks])}
-    first, last = looks[0]["validation"], looks[-1]["validation"]
-    return curves(found, "step", "loss in nats per token",
-                  f"Training and validation loss on TinyStories in {run['steps']:,} steps: "
-                  f"validation falls from {first:.2f} to {last:.2f} nats per token",
-                  marks=[("guessing", math.log(run["config"]["vocabulary"]))])
-
-
-def written_samples(looks: Sequence[int] = (0, 1, -1), prompt: int = 0,
-                    folder: Path | str = RESULTS):
-    """What the recorded model wrote after a prompt at some of its looks, as lines; "" without one.
-
-    looks: which of the recorded ones, 0 for that before training; prompt: its number.
-    """
-    run = tinystories("training", folder)
-    if run is None:
-        return ""
-    chosen = sorted({range(len(run["looks"]))[look] for look in looks if
-                     -len(run["looks"]) <= look < len(run["looks"])})
-    lines = []
-    for look in (run["looks"][place] for place in chosen):
-        text = " ".join((run["prompts"][prompt] + look["samples"][prompt]).split())
-        text = "".join(sign if sign.isprintable() else "·" for sign in text)
-        lines += [f"After {look['step']:,} steps, validation {look['validation']:.2f} nats per "
-                  f"token ({look['bits per byte']:.2f} bits per byte):",
-                  textwrap.fill(text, 76), ""]
-    return "\n".join(lines).rstrip()
-
-
-def draw_steps(cell: str, folder: Path | str = RESULTS):
-    """Bars: ms a step of each contestant of a cell, its share of peak, and the floors below all.
-
-    cell: its name in the record, such as "vit, batch 1,024, bfloat16". The floor of compute is
-    that of the model's useful FLOPs, the floor of memory that of the program that moves least.
-    Raises KeyError for a cell that no record has.
-    """
-    def rows(done):
-        shown = {label(name, each): 1e3 * each["step seconds"] for name, each in done.items()}
-        floors = [each["floors"] for each in done.values() if each.get("moved bytes")]
-        for what in ("compute", "memory") if floors else ():
-            shown[f"floor: {what}"] = 1e3 * min(each[what] for each in floors)
-        return shown
-
-    def label(name, each):
-        share = each.get("share of peak")
-        return name if share is None else f"{name}: {share:.0%} of peak"
-
-    return recorded_bars(cell, folder, "step seconds", rows, "ms", "Milliseconds a step")
+def _accelerated(folder):
+    for each in accelerators(folder):
+        for name, cell in each["cells"].items():
+            for who, did in cell["contestants"].items():
+                seconds = did.get("step seconds")
+                yield {"record": name, "name": who, "device": each["device"], "cell": did,
+                       "value": seconds and 1e3 * seconds, "unit": "ms a step",
+                       "machine": each["machine"], "date": each["provenance"]["date"],
+                       **{column: did.get(key) for column, key in MEASURED.items()}}
 
 
 def targets_met(record: Mapping):
@@ -127,26 +143,112 @@ def targets_met(record: Mapping):
             if value is not None}
 
 
-def draw_peaks(cell: str, folder: Path | str = RESULTS):
-    """Bars: GiB that a step of each contestant of a cell needs at its peak."""
-    rows = lambda done: {name: each["peak bytes"] / 2**30 for name, each in done.items()}
-    what = "Memory at the peak of a step, GiB"
-    return recorded_bars(cell, folder, "peak bytes", rows, "GiB", what)
+def as_table(rows: Any, columns: Sequence[str], title: str = ""):
+    """Chosen columns of a `frame` as a text table; the title stands above the names.
 
-
-def recorded_bars(cell: str, folder: Path | str, key: str, rows: Callable, unit: str, what: str):
-    """Bars of what rows(contestants that have the key) gives, on the first accelerator with them.
-
-    KeyError for a cell that no record has; None where there is no record.
+    Bytes are in GiB, an MFU is in per cent, other numbers are ms; words stay as they are.
     """
-    records = accelerators(folder)
-    if not records:
-        return None
-    known = sorted({name for record in records for name in record["cells"]})
-    if cell not in known:
-        raise KeyError(f"no cell {cell!r} was measured; there are {'; '.join(known)}")
-    record = next(each for each in records if cell in each["cells"])
-    contestants = record["cells"][cell]["contestants"]
-    found = rows({name: each for name, each in contestants.items() if each.get(key)})
-    said = ", ".join(f"{name} {value:.3g}" for name, value in found.items())
-    return bars(found, unit, f"{what} on {record['device']}, {cell}: {said}")
+    heads = [title, *(HEADINGS.get(each, each) for each in columns)]
+    body = zip(rows.index, *(_said(each, list(rows[each])) for each in columns))
+    return text_table(heads, list(body), len(columns))
+
+
+def _said(column, values):
+    """The values of a column in words; "" for what is not known, which is nan."""
+    digits = int(any(not isinstance(each, str) and each < 100 for each in values))
+    def said(value):
+        if isinstance(value, str):
+            return value
+        if value != value:
+            return ""
+        if column in BYTES:
+            return f"{value / GIB:.2f} GiB"
+        return f"{value:.1%}" if column == "mfu" else f"{value:,.{digits}f} ms"
+
+    return map(said, values)
+
+
+def waits(steps: Any, *kinds: str):
+    """Of exchanges of these kinds in each row of a `frame`: ms on the links, ms of them exposed."""
+    found = [[exchanges.get(kind, (0.0, 0.0)) for kind in kinds] for exchanges in steps.exchanges]
+    return tuple([sum(pair[at] for pair in pairs) for pairs in found] for at in (0, 1))
+
+
+def named(step: Any):
+    """What a bar of a step is called: its name and its MFU."""
+    return f"{step.Index}: MFU {step.mfu:.0%}"
+
+
+def spent(steps: Any, *kinds: str):
+    """{name and MFU: {what a chip does: ms}} of the rows of a `frame` that have ms, for `draw_ms`.
+
+    Of its waiting, that for exchanges of these kinds is apart.
+    """
+    steps = steps.dropna(subset="ms")
+    rest, found = f"waiting for {'other ' * bool(kinds)}transfers", {}
+    apart = {f"waiting for {kind}s": waits(steps, kind)[1] for kind in kinds}
+    for at, step in enumerate(steps.itertuples()):
+        own = {what: ms[at] for what, ms in apart.items()}
+        found[named(step)] = {"computing": step.computing, "copying": step.copying, **own,
+                              rest: step.exposed - sum(own.values())}
+    return found
+
+
+def draw_ms(parts: Mapping[str, Mapping[str, Real]], of: str = "a step by the compiler's clock"):
+    """Bars of ms made of parts, {label: {part: ms}}; None where there are none."""
+    said = "; ".join(f"{label}, {sum(row.values()):.0f} ms" for label, row in parts.items())
+    return bars(parts, "ms", f"Milliseconds of {of}. {said}") if parts else None
+
+
+def draw_benchmark(name: str, machine: str, labels: Mapping[str, str], about: str,
+                   folder: Path | str = RESULTS):
+    """Bars of what a machine recorded of a benchmark.
+
+    labels: {name of a row: what the bar is called}, in this order, of rows that have a value;
+    about: what the bars are. Raises KeyError for a machine or a row that is not in the record.
+    """
+    rows = {(row["machine"], row["name"]): row for row in rows_of(name, folder)
+            if row["value"] is not None}
+    chosen = {label: rows[machine, row] for row, label in labels.items()}
+    (unit,) = {row["unit"] for row in chosen.values()}
+    return _bars({label: row["value"] for label, row in chosen.items()}, unit,
+                 f"{about}, in {unit}, recorded on {machine}")
+
+
+def draw_steps(cell: str, folder: Path | str = RESULTS):
+    """Bars: ms a step of each contestant of a cell, its share of peak, and the floors below all.
+
+    cell: its name in the record, such as "vit, batch 1,024, bfloat16". The floor of compute is
+    that of the model's useful FLOPs, the floor of memory that of the program that moves least.
+    None without a record; raises KeyError for a cell that no record has.
+    """
+    device, rows = _contestants(cell, folder)
+    done = [row for row in rows if row["value"]]
+    shown = {row["name"] if row["mfu"] is None else f"{row['name']}: {row['mfu']:.0%} of peak":
+             row["value"] for row in done}
+    floors = [row["cell"]["floors"] for row in done if row["cell"].get("moved bytes")]
+    for what in ("compute", "memory") if floors else ():
+        shown[f"floor: {what}"] = 1e3 * min(each[what] for each in floors)
+    return _bars(shown, "ms", f"Milliseconds a step on {device}, {cell}")
+
+
+def draw_peaks(cell: str, folder: Path | str = RESULTS):
+    """Bars: GiB that a step of each contestant of a cell needs at its peak; as `draw_steps`."""
+    device, rows = _contestants(cell, folder)
+    shown = {row["name"]: row["peak"] / GIB for row in rows if row["peak"]}
+    return _bars(shown, "GiB", f"Memory at the peak of a step, GiB on {device}, {cell}")
+
+
+def _contestants(cell, folder):
+    """(the first accelerator that has a cell, its rows); no rows where none is recorded."""
+    known = {name for each in accelerators(folder) for name in each["cells"]}
+    if known and cell not in known:
+        raise KeyError(f"no cell {cell!r} was measured; there are {'; '.join(sorted(known))}")
+    rows = rows_of(cell, folder)
+    first = rows[0]["device"] if rows else None
+    return first, [row for row in rows if row["device"] == first]
+
+
+def _bars(shown, unit, about):
+    said = ", ".join(f"{label} {readable(value)}" for label, value in shown.items())
+    return bars(shown, unit, f"{about}: {said}") if shown else None

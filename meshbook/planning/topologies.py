@@ -57,16 +57,16 @@ class Compilation:
     """What a TPU's compiler made of one program; sizes are bytes on one device.
 
     fits: whether the compiler accepts it. peak: what the program asks for, fragmentation with it;
-    where it does not fit, what the compiler said that it would need, with `available` beside it.
-    A program that is accepted may ask for more than is called available when another is refused.
-    live: the most that is live at once, without gaps; by the compiler's count, which adds what
-    lies in a chip's own memory.
-    arguments, outputs, temporaries, shared (of the outputs, what lies where the arguments were):
-    `memory_analysis`. rematerialised: operations that the compiler computes again because
-    memory ran short. operations: how many of each kind are left after fusion. traffic and flops as
-    `collectives` and `work` count them. What is not known of a program that does not fit is None.
-    clock: its time by the compiler's clock, see `meshbook.planning.clocks`; None where it gives
-    none. seen: what `look` of `compile_for` found. seconds: of compilation.
+    where it does not fit, what the compiler said that it would need, with `available` beside it. A
+    program that is accepted may ask for more than is called available when another is refused.
+    live: the most that is live at once, without gaps; by the compiler's count, which adds what lies
+    in a chip's own memory. arguments, outputs, temporaries, shared (of the outputs, what lies where
+    the arguments were): `memory_analysis`. rematerialised: operations that the compiler computes
+    again because memory ran short. operations: how many of each kind are left after fusion. traffic
+    and flops as `collectives` and `work` count them. What is not known of a program that does not
+    fit is None. clock: its time by the compiler's clock, see `meshbook.planning.clocks`; None where
+    it gives none. seen: what `look` of `compile_for` found. seconds: of compilation. cell: what the
+    command that wrote a record was asked for.
     """
 
     topology: str
@@ -87,6 +87,7 @@ class Compilation:
     seen: dict | None = None
     seconds: float = 0.0
     versions: dict = dataclasses.field(default_factory=dict)
+    cell: dict | None = None
 
     @property
     def held(self):
@@ -98,27 +99,28 @@ class Compilation:
         return min(self.live, self.peak) if self.fits else None
 
     def record(self):
-        """The same as numbers and texts that JSON can hold."""
-        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        """The same as numbers and texts that JSON can hold, without the cell."""
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)[:-1]}
         if self.traffic is not None:
             fields["traffic"] = [[kind, axes, *moved]
                                  for (kind, axes), moved in self.traffic.items()]
         return fields
 
     @classmethod
-    def of_record(cls, fields: dict):
+    def of_record(cls, fields: dict, cell: dict | None = None):
         """A Compilation again from what `record` gave. Raises TypeError for other fields."""
-        moved = fields["traffic"]
-        if moved is not None:
-            moved = Traffic({(kind, tuple(axes)): Moved(count, size)
-                             for kind, axes, count, size in moved}, fields["mesh"])
-        return cls(**fields | {"traffic": moved})
+        moved = None if fields["traffic"] is None else Traffic({
+            (kind, tuple(axes)): Moved(count, size)
+            for kind, axes, count, size in fields["traffic"]}, fields["mesh"])
+        return cls(**fields | {"traffic": moved}, cell=cell)
 
 
-def recorded():
-    """{name: Compilation} of the programs that `make aot` compiled, such as "v2-8 (4, 2) 128"."""
-    cells = json.loads((RESULTS / "tpu.json").read_text())["cells"]
-    return {name: Compilation.of_record(fields) for name, fields in cells.items()}
+def recorded(record: str = "tpu", folder: Path | str = RESULTS):
+    """{name: Compilation} of a record of `benchmarks.aot` such as "tpu-decoder"; {} without one."""
+    path = Path(folder) / f"{record}.json"
+    cells = json.loads(path.read_text("utf8"))["cells"] if path.exists() else {}
+    return {name: Compilation.of_record(fields.get("program", fields), fields.get("cell"))
+            for name, fields in cells.items()}
 
 
 def installed():
@@ -248,18 +250,16 @@ def _compile(lowered, name, mesh, versions, look, clock):
         fits=True, peak=memory.argument_size_in_bytes + memory.output_size_in_bytes
         - memory.alias_size_in_bytes + memory.temp_size_in_bytes,
         arguments=memory.argument_size_in_bytes, outputs=memory.output_size_in_bytes,
-        live=memory.peak_memory_in_bytes,
-        temporaries=memory.temp_size_in_bytes, shared=memory.alias_size_in_bytes,
-        rematerialised=rematerialised(text), operations=operations(text),
+        live=memory.peak_memory_in_bytes, temporaries=memory.temp_size_in_bytes,
+        shared=memory.alias_size_in_bytes, rematerialised=rematerialised(text),
+        operations=operations(text), clock=clock(text, mesh, name), seen=look and look(text, mesh),
         traffic=Traffic() if mesh is None else collectives(text, mesh), flops=work(text),
-        clock=clock(text, mesh, name), seen=look and look(text, mesh),
         seconds=round(time.perf_counter() - began, 1), **known)
 
 
 def shortage(message: str):
-    """(bytes needed, bytes available) from what a compiler says that has too little memory.
-
-    Raises RuntimeError, with the message, where it says something else.
+    """(bytes needed, bytes available) from what a compiler says that has too little memory; raises
+    RuntimeError, with the message, where it says something else.
     """
     if "RESOURCE_EXHAUSTED" in message:
         for pattern in (r"Used ([\d.]+)([BKMGT]).*? of ([\d.]+)([BKMGT])",

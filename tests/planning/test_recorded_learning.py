@@ -1,12 +1,15 @@
-"""The record of the decoder against MiniGPT: what is drawn and told of it, and what it holds."""
+"""The records of models that learned: what is drawn and told of them, and what they hold."""
 import json
 import math
 
+import numpy as np
 import pytest
 
+from meshbook.data import tokens
 from meshbook.planning import recorded_learning
 from meshbook.planning.recorded_learning import (
-    decoder_learning, draw_decoder_learning, samples_of_decoder_learning, told_of_decoder_learning,
+    RESULTS, decoder_learning, draw_decoder_learning, draw_training, samples_of_decoder_learning,
+    tinystories, told_of_decoder_learning, written_samples,
 )
 
 MODELS = {
@@ -68,3 +71,56 @@ def test_the_record_of_the_repository_agrees_with_itself(corpus):
         assert dict(map(tuple, model["finals"]))[model["peak"]] == model["looks"][-1][1]
         assert model["losses"][-1][0] == found["steps"]
     assert [peak for peak, _ in theirs["finals"]] == [peak for peak, _ in ours["finals"]]
+
+
+LOOKS = [{"step": step, "validation": loss, "bits per byte": loss / 4, "perplexity": 2.0,
+          "samples": [f" text of {step}\n", "\0 other"], "seconds": 9.0 * step}
+         for step, loss in ((0, 10.0), (20, 5.0), (40, 4.0))]
+RUN = {"steps": 40, "config": {"vocabulary": 50_257}, "prompts": ["One", "Two"], "looks": LOOKS,
+       "losses": [[10, 7.5], [20, 5.5], [30, 4.5], [40, 4.25]]}
+
+
+@pytest.fixture
+def with_stories(tmp_path):
+    (tmp_path / "tinystories.json").write_text(json.dumps({"training": RUN}))
+    return tmp_path
+
+
+def test_without_a_record_of_tinystories_nothing_is_drawn_or_said(tmp_path, with_stories):
+    assert tinystories("stories", with_stories) is None
+    empty = tmp_path / "empty"
+    assert tinystories("training", empty) is draw_training(empty) is None
+    assert written_samples(folder=empty) == ""
+
+
+def test_the_recorded_losses_are_drawn(with_stories, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(recorded_learning, "curves", lambda *given, **more: drawn.append((given, more)))
+    draw_training(with_stories)
+    (((series, *_), more),) = drawn
+    assert series == {"training": ((10, 20, 30, 40), (7.5, 5.5, 4.5, 4.25)),
+                      "validation": ([0, 20, 40], [10.0, 5.0, 4.0])}
+    assert more["marks"] == [("guessing", math.log(50_257))]
+
+
+def test_the_picture_says_how_far_the_loss_fell(with_stories):
+    assert "from 10.00 to 4.00 nats" in draw_training(with_stories).alt
+
+
+def test_samples_are_those_of_the_looks_and_prompts_that_are_asked_for(with_stories):
+    told = written_samples((0, -1), 0, with_stories)
+    assert told.splitlines() == [
+        "After 0 steps, validation 10.00 nats per token (2.50 bits per byte):", "One text of 0",
+        "", "After 40 steps, validation 4.00 nats per token (1.00 bits per byte):",
+        "One text of 40"]
+    every = written_samples((0, 1, 2, 7, -1), 1, with_stories)  # 7: there is none
+    assert every.count("After") == 3 and "Two· other" in every
+
+
+def test_the_record_of_tinystories_in_the_repository_agrees_with_itself():
+    known = tinystories("stories")
+    lengths = np.repeat(np.arange(len(known["lengths"])), known["lengths"])
+    assert known["shares"] == tokens.row_shares(lengths, known["T"])
+    (steps,) = known["merges"].values()
+    assert len({"".join(parts) for parts, _ in steps}) == 1
+    assert (RESULTS / "tinystories.json").stat().st_size < 60_000

@@ -42,7 +42,7 @@ MODULES = {
     "planning/mesh_costs", "planning/mesh_steps",
     "costs/explorer", "costs/places", "costs/step", "costs/traffic", "costs/transfers",
     "planning/memory_timeline", "planning/pipeline_costs", "planning/pipeline_memory",
-    "planning/recorded_learning",
+    "planning/recorded_learning", "planning/records",
     "profiling/op_stats", "profiling/overlap", "profiling/traces",
     "saving/agreement", "saving/checkpoint_files", "saving/checkpoints", "saving/manifests",
     "saving/parts", "saving/progress",

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import tinystories
 from meshbook.data import grammar, stories, tokens, vocabulary
 from meshbook.models import MiniGPTConfig
-from meshbook.planning import records
+from meshbook.planning import recorded_learning
 
 TEXTS = list(grammar.stories(0, 60))
 ENCODING = vocabulary.learn(TEXTS, 300)
@@ -93,4 +93,4 @@ def test_a_record_is_read_again_by_the_pages(tmp_path):
     record = {"stories": {"a": [1, 2]}, "training": {"looks": [{"step": 0}], "text": "né"}}
     tinystories.write(record, tmp_path / "tinystories.json")
     for part, content in record.items():
-        assert records.tinystories(part, tmp_path) == content
+        assert recorded_learning.tinystories(part, tmp_path) == content
