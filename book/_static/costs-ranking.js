@@ -92,12 +92,21 @@ meshbook.costs.parts.push((data, known) => {
     fitted(describe(config, plan, rows), machine.device), machine.device,
     groupsOf(machine, sizesOn(plan)));
   const least = (list, of) => list.reduce((best, each) => of(each) < of(best) ? each : best);
-  // The fastest plan on a mesh that fits, the smallest if none does. Throws an Impossible, with the
-  // sentence of `impossible`, where no plan is possible.
+  // What is refused is impossible.
+  const orImpossible = make => {
+    try { return make(); } catch (error) {
+      throw error instanceof RangeError ? new Impossible(error.message) : error;
+    }
+  };
+  // The fastest plan on a mesh that fits, the smallest if none does. Throws an Impossible where no
+  // plan is possible, with the sentence of `impossible`, or where slices do not divide the mesh.
   const bestOn = (config, mesh, rows, machine) => {
-    const plans = plansOn(mesh, rows), can = plans.filter(plan => !impossible(config, plan, rows));
+    const plans = plansOn(mesh, Math.max(1, floor(rows, mesh.batch * mesh.expert)));
+    // What the first plan's rules do not divide, no other's do.
+    const isHopeless = undivided(config, layoutOf(plans[0]), rows);
+    const can = isHopeless ? [] : plans.filter(plan => !impossible(config, plan, rows));
     if (!can.length) throw new Impossible(impossible(config, plans[0], rows));
-    const {device} = machine, groups = groupsOf(machine, sizesOn(mesh));
+    const {device} = machine, groups = orImpossible(() => groupsOf(machine, sizesOn(mesh)));
     const all = can.map(plan => fitted(describe(config, plan, rows), device));
     const fitting = all.filter(({fits}) => fits);
     return least((fitting.length ? fitting : [least(all, each => each.peak)]).map(
@@ -122,5 +131,5 @@ meshbook.costs.parts.push((data, known) => {
     return {found: inOrder(found), refused};
   };
 
-  return {Impossible, meshes, plansOn, impossible, ranked, bestOn, inOrder, rank};
+  return {Impossible, sizesOn, meshes, plansOn, impossible, ranked, bestOn, inOrder, rank};
 });

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,9 +23,10 @@ POLICIES = ("none", "products", "attention", "all")
 SCHEDULES = ("gpipe", "lockstep", "zero_bubble")
 METHODS = ("ring", "ulysses")
 SPARE = 0.25  # of a device's memory, for gaps and for what a compiler keeps that no formula knows
+TIE = 1.1  # steps less than so many times apart are in no order by the compiler's clock
 DIVIDED = {"B": "rows in a microbatch of a batch", "T": "tokens", "D": "embed", "F": "hidden",
-         "H": "heads", "G": "groups", "V": "padded vocabulary", "L": "periods of layers",
-         "E": "experts", "M": "hidden units of the shared expert"}
+           "H": "heads", "G": "groups", "V": "padded vocabulary", "L": "periods of layers",
+           "E": "experts", "M": "hidden units of the shared expert"}
 
 
 class Impossible(ValueError):
@@ -148,13 +149,17 @@ def _ranked(config, plan, rows, device, groups):
 def best_on(config: Any, mesh: Plan, rows: int, machine: Machine):
     """The Ranked of the fastest plan on a mesh that fits, of the smallest if none does.
 
-    Raises Impossible, with the sentence of `impossible`, where no plan is possible.
+    Raises Impossible where no plan is possible, with the sentence of `impossible`, or where the
+    machine's slices do not divide the mesh, with that of `Machine.groups`.
     """
-    plans = list(plans_on(mesh, rows))
+    plans = list(plans_on(mesh, max(1, rows // (mesh.batch * mesh.expert))))
     possible = [plan for plan in plans if not impossible(config, plan, rows)]
     if not possible:
         raise Impossible(impossible(config, plans[0], rows))
-    groups = machine.groups(mesh.sizes)
+    try:
+        groups = machine.groups(mesh.sizes)
+    except ValueError as error:
+        raise Impossible(str(error)) from None
     found = [_ranked(config, plan, rows, machine.device, groups) for plan in possible]
     fitting = [each for each in found if each.fits]
     return min(fitting, key=lambda each: each.step) if fitting else min(
@@ -177,3 +182,13 @@ def rank(config: Any, rows: int, machine: Machine, attention: str = ""):
         except Impossible as error:
             refused[mesh] = str(error)
     return sorted(found, key=lambda each: (not each.fits, each.step)), refused
+
+
+def ties(times: Mapping[Any, float], factor: float = TIE):
+    """The keys whose times are less than a factor times the least, the least first.
+
+    Which of them is first the times cannot say: chapter tpu-time holds the clock against published
+    measurements. Raises ValueError where there are no times.
+    """
+    least = min(times.values())
+    return sorted((key for key, t in times.items() if t < factor * least), key=times.get)

@@ -1,5 +1,4 @@
 """book/_static/costs*.js in a browser, beside the Python that they follow."""
-import dataclasses
 import json
 from contextlib import contextmanager
 from dataclasses import replace
@@ -69,10 +68,7 @@ def answers_of(tab, script, given):
 
 def sizes_of(config):
     """A config as the script has it: the model's name, and its sizes."""
-    sizes = dataclasses.asdict(config)
-    sizes.pop("param_dtype")
-    return type(config).__name__.removesuffix("Config"), sizes | {
-        "dtype": jnp.dtype(config.dtype).name}
+    return type(config).__name__.removesuffix("Config"), page.json_of(config)
 
 
 def close(numbers):
