@@ -45,6 +45,8 @@ const meshbookCalculator = home => {
 
   // Fields
 
+  const only = (options, holds) => Object.fromEntries(
+    Object.entries(options).filter(([name]) => holds(name)));
   const select = (name, options) => element("select", {name}, ...Object.entries(options).map(
     ([value, words]) => element("option", {value}, words)));
   const number = (name, [, min, max]) => element("input", {
@@ -101,12 +103,13 @@ const meshbookCalculator = home => {
     sizes.replaceChildren(sizes.firstChild, ...names.map(field));
     const own = {...given(), ...experts, capacity: experts.capacity || 1.25};
     for (const name of names) set(name, own[name]);
+    offer("rules", kindOf() === "Decoder" ? words.RULES : only(words.RULES, (
+      name => ["data_parallel", ...meshbookData.ranking.compiled].includes(name))));
     const {scores, rows, blocks, fused, skipped} = words.ATTENTION;
     offer("attention", kindOf() === "ViT" ? {fused, scores, rows, blocks}
       : {skipped, fused, scores, rows, blocks});
     const policies = meshbookData.tables[kindOf()].kept;
-    offer("remat", Object.fromEntries(
-      Object.entries(words.KEPT).filter(([name]) => name in policies)));
+    offer("remat", only(words.KEPT, name => name in policies));
   };
   const offerSlices = () => {
     show("gpus", !isTPU());

@@ -4,10 +4,10 @@
 const meshbookWords = (() => {
   const {digits, memoryOf} = meshbookForm, GIGA = 1e9, TERA = 1e12;
   const RULES = {
+    fully_sharded: "FSDP by the compiler", fully_sharded_kept: "ZeRO-3 / FSDP",
+    fully_sharded_again: "FSDP with regather", zero2: "ZeRO-2", zero1: "ZeRO-1",
     data_parallel: "data parallel (DDP)", tensor_parallel: "tensor parallel",
-    sequence_parallel: "tensor + sequence parallel", zero1: "ZeRO-1", zero2: "ZeRO-2",
-    fully_sharded_kept: "ZeRO-3 / FSDP", fully_sharded_again: "FSDP with regather",
-    fully_sharded: "FSDP by the compiler",
+    sequence_parallel: "tensor + sequence parallel",
   };
   const SCHEDULES = {gpipe: "GPipe", lockstep: "1F1B, lockstep", one_f_one_b: "1F1B, slots",
                      zero_bubble: "ZB-H1, slots"};

@@ -45,7 +45,7 @@ def data():
         "schedules": list(turns.SCHEDULES), "policies": list(POLICIES), "methods": list(METHODS),
         "attention": {name: sorted(flags) for name, flags in ATTENTION.items()},
         "ranking": {name.lower(): getattr(ranking, name) for name in (
-            "WHOLE", "STAGED", "POLICIES", "SCHEDULES", "METHODS", "SPARE", "TIE",
+            "WHOLE", "STAGED", "COMPILED", "POLICIES", "SCHEDULES", "METHODS", "SPARE", "TIE",
             "DIVIDED")},
         "dtypes": {name: np.dtype(name).itemsize for name in DTYPES},
         "constants": {"BLOCK": BLOCK, "CHUNK": CHUNK, "DRAWN": DRAWN, "LANES": LANES,

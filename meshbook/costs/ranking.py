@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from meshbook.models.decoder_config import DecoderConfig
 
 WHOLE = ("tensor_parallel", "zero1", "fully_sharded_kept", "fully_sharded_again")
 STAGED = ("tensor_parallel", "zero1", "fully_sharded")  # weights are gathered once a step
+COMPILED = ("tensor_parallel", "fully_sharded")  # of models that leave all sums to the compiler
 POLICIES = ("none", "products", "attention", "all")
 SCHEDULES = ("gpipe", "lockstep", "zero_bubble")
 METHODS = ("ring", "ulysses")
@@ -66,11 +67,14 @@ def meshes(chips: int) -> Iterator[Plan]:
             yield Plan(chips // math.prod(rest), *rest)
 
 
-def plans_on(mesh: Plan, most: int = 64) -> Iterator[Plan]:
-    """Every way to train on a mesh: rules, schedules, powers of two of microbatches, remat."""
+def plans_on(mesh: Plan, most: int = 64, whole: Sequence[str] = WHOLE) -> Iterator[Plan]:
+    """Every way to train on a mesh: rules, schedules, powers of two of microbatches, remat.
+
+    whole: rules where there are no stages.
+    """
     counts = [2**i for i in range(most.bit_length())]
     for rules, schedule, count, remat, method in itertools.product(
-            STAGED if mesh.stage > 1 else WHOLE, SCHEDULES if mesh.stage > 1 else SCHEDULES[:1],
+            STAGED if mesh.stage > 1 else whole, SCHEDULES if mesh.stage > 1 else SCHEDULES[:1],
             counts, POLICIES, METHODS if mesh.context > 1 else METHODS[:1]):
         yield replace(mesh, rules=rules, schedule=schedule, microbatches=count, remat=remat,
                       method=method)
@@ -96,8 +100,11 @@ def impossible(config: Any, plan: Plan, rows: int):
         return f"remat is one of {', '.join(policies)}; found {remat!r}"
     if e is not None and not e.capacity:
         return "what dropless experts do depends on the tokens: expected a capacity above 0"
-    if plan.stage * plan.context > 1 and not isinstance(config, DecoderConfig):
-        return "stages and a context have programs for the decoder only"
+    if not isinstance(config, DecoderConfig):
+        if plan.stage * plan.context > 1:
+            return "stages and a context have programs for the decoder only"
+        if plan.rules not in ("data_parallel", *COMPILED):
+            return f"{plan.rules} has a program for the decoder only"
     if plan.stage > 1:
         return _in_stages(plan, remat)
     return _with_context(config, plan) if plan.context > 1 else ""
@@ -152,7 +159,8 @@ def best_on(config: Any, mesh: Plan, rows: int, machine: Machine):
     Raises Impossible where no plan is possible, with the sentence of `impossible`, or where the
     machine's slices do not divide the mesh, with that of `Machine.groups`.
     """
-    plans = list(plans_on(mesh, max(1, rows // (mesh.batch * mesh.expert))))
+    most = max(1, rows // (mesh.batch * mesh.expert))
+    plans = list(plans_on(mesh, most, WHOLE if isinstance(config, DecoderConfig) else COMPILED))
     possible = [plan for plan in plans if not impossible(config, plan, rows)]
     if not possible:
         raise Impossible(impossible(config, plans[0], rows))

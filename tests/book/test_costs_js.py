@@ -63,7 +63,7 @@ pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium on the PATH")
 def plans():
     """[(config, plan, rows, device, options)], some of them impossible."""
     draw, found = random.Random(0), []
-    while len(found) < 1500:
+    while len(found) < 1700:
         config, sizes = draw.choice([*CONFIGS, DROPLESS]), dict.fromkeys(AXES, 1)
         for axis in draw.sample(AXES, draw.choice([0, 1, 2, 2, 3, 3, 4])):
             if axis != "expert" or getattr(config, "experts", None) or draw.random() < 0.05:
