@@ -86,6 +86,7 @@ const meshbookRanking = (costs, home) => {
   };
   const ranked = ({config, machine, rows, attention}) => {
     const left = costs.meshes(machine.size), count = left.length, some = {found: [], refused: []};
+    const began = performance.now() + PAUSE;
     const one = mesh => {
       try { some.found.push(costs.bestOn(config, mesh, rows, machine)); } catch (error) {
         if (!(error instanceof costs.Impossible)) throw error;
@@ -102,7 +103,7 @@ const meshbookRanking = (costs, home) => {
       }
       found = {...some, found: costs.inOrder(some.found)};
       show();
-      ended("");
+      ended(`${plans(count)}, ranked in ${timeOf((performance.now() - began) / 1000)}.`);
     });
     timer = setTimeout(go, PAUSE);
   };

@@ -88,6 +88,11 @@ const meshbookShown = costs => {
     : `The likely time is ${OF_ESTIMATE.join(" to ")} times an estimate that follows the clock of `
       + "the TPU's compiler: eight of ten published times of programs are so many of that clock's.";
 
+  // What a reader should know of a memory by formula.
+  const limits = ({plan, table}) => plan.remat === "none" && table.stacked ? [said(
+    "“Everything” is what this book's loop of layers keeps. The backward pass of PyTorch needs "
+    + "about half of it: see the published steps below.")] : [];
+
   // {verdict: elements that are the answer, details: what it follows from}
   return ({config, machine, plan, rows}) => {
     const {device} = machine, groups = costs.groupsOf(machine, costs.sizesOn(plan));
@@ -98,7 +103,7 @@ const meshbookShown = costs => {
       verdict: [element("p", {className: `calculator-verdict calculator-${kind}`}, words),
                 element("p", {className: "calculator-likely"},
                         `A step is likely to take ${[...new Set(range)].join(" to ")}`)],
-      details: [...overTime(costs.stepTimeline(step, isTPU), device.memory, words),
+      details: [...limits(step), ...overTime(costs.stepTimeline(step, isTPU), device.memory, words),
                 worked(step, machine.size), sent(step, device, groups),
                 ...bounded(costs.bounds(step, device, groups)), said(reason(device))]};
   };

@@ -99,6 +99,15 @@ def test_a_model_has_the_axes_and_choices_that_it_can_have(tab):
     assert "skipped" not in options(tab, "attention")  # no mask
 
 
+def test_it_says_what_its_memory_is_not(tab):
+    limit = "The backward pass of PyTorch needs about half of it"
+    assert limit not in said(tab)
+    choose(tab, remat="none")
+    assert limit in said(tab)
+    choose(tab, of="this book's MiniGPT", remat="none")
+    assert limit not in said(tab)
+
+
 def test_attention_is_fused_on_gpus_and_of_large_models_on_tpus(tab):
     kind = lambda: fields_of(tab)["attention"]
     choose(tab, on="TPU v5p")

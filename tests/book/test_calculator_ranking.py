@@ -124,7 +124,9 @@ def test_a_plan_under_another_name_is_the_same_row(tab):
 
 
 def test_it_is_of_the_machine_and_the_batch_above_it_also_where_the_plan_is_none(tab):
-    assert "All meshes of 8 H100, the fastest first" in finished(tab).inner_text()
+    first = finished(tab).inner_text()
+    assert re.match(r"35 meshes, ranked in [\d.]+ m?s\.", first)
+    assert "All meshes of 8 H100, the fastest first" in first
     choose(tab, gpus=16)
     assert "All meshes of 16 H100" in finished(tab).inner_text()
     choose(tab, heads=3)
