@@ -8,7 +8,7 @@ const meshbookCalculator = home => {
   const product = numbers => numbers.reduce((all, each) => all * each, 1);
   const MANY = 1e9, DEVICES = 16384;
   const NUMBERS = { // {field: [words, least, most]} of whole numbers
-    gpus: ["Number of GPUs", 1, DEVICES], slices: ["Number of slices", 1, 64],
+    gpus: ["GPUs", 1, DEVICES], slices: ["Slices", 1, 64],
     rows: ["Batch, all devices", 1, MANY], ...Object.fromEntries(AXES.map(
       axis => [axis, [`Mesh: ${axis}`, 1, DEVICES]])),
     microbatches: ["Microbatches", 1, MANY], image: ["Image side, pixels", 1, MANY],

@@ -87,6 +87,7 @@ const meshbookRanking = (costs, home) => {
   const ranked = ({config, machine, rows, attention}) => {
     const left = costs.meshes(machine.size), count = left.length, some = {found: [], refused: []};
     const began = performance.now() + PAUSE;
+    told.textContent = "";
     const one = mesh => {
       try { some.found.push(costs.bestOn(config, mesh, rows, machine)); } catch (error) {
         if (!(error instanceof costs.Impossible)) throw error;
