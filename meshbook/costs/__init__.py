@@ -5,5 +5,5 @@
 goes through all plans.
 """
 
-__all__ = ["devices", "machines", "memory", "page", "places", "plans", "ranking", "rows", "seconds", "step",
-           "tables", "tiles", "timeline", "traffic", "turns", "work"]
+__all__ = ["devices", "machines", "memory", "page", "places", "plans", "presets", "ranking", "rows",
+           "seconds", "step", "tables", "tiles", "timeline", "traffic", "turns", "work"]

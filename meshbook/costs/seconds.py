@@ -1,8 +1,9 @@
 """How long a step takes on one device: its parts, one after the other.
 
 A chip runs one operation after the other, so a step's parts are added: products, by the FLOPs that
-the matrix units spend (on a GPU: execute); every other array, by the bytes that go to memory and back; random numbers
-of dropout, by the vector units; and collectives, by the links of their axes, which nothing hides.
+the matrix units spend (on a GPU: execute); every other array, by the bytes that go to memory and
+back; random numbers of dropout, by the vector units; and collectives, by the links of their axes,
+which nothing hides.
 What stands in a pipeline's turns is multiplied by the turns, those for nothing among them.
 """
 from __future__ import annotations

@@ -159,7 +159,7 @@ def test_the_address_keeps_the_fields_and_an_old_one_begins_anew(tab, address):
     tab.goto("about:blank")
     tab.goto(address)
     first = fields_of(tab)
-    for old in ("model=JAXformer&preset=fully_sharded_kept&device=TPU+v4&slice=2x4x4&rows=32&batch=9",
+    for old in ("model=JAXformer&preset=fully_sharded_kept&device=TPU+v4&slice=2x4x4&rows=32",
                 "of=no+such+model&rows=7", "%E0%A4%A"):
         tab.goto("about:blank")
         tab.goto(f"{address}#{old}")

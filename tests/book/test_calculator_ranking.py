@@ -1,4 +1,4 @@
-"""The calculator's ranking: the rows that Python ranks, the chosen plan among them, ties, reasons."""
+"""The calculator's ranking: the rows that Python ranks, the chosen plan, ties, and reasons."""
 import re
 from dataclasses import replace
 
@@ -10,13 +10,13 @@ from meshbook.costs.ranking import rank, ranked, ties
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium on the PATH")
 
-ONE = {"of": "this book's decoder", "on": "TPU v5e", "slice": "2x4", "batch": 8, "rows": 64}
 ASKED = [
     {"rows": 32}, {"gpus": 2, "batch": 2, "rows": 4, "of": "Llama-like, 1B"},
     {"of": "JAXformer, with 16 experts", "on": "TPU v4", "slice": "2x2x2", "rows": 64},
     {"of": "OLMoE-like, 7B in 64 experts", "on": "TPU v5e", "slice": "1x1", "slices": 8, "rows": 64},
     {"of": "this book's ViT", "on": "TPU v6e", "slice": "2x2", "rows": 512},
     {"of": "this book's MiniGPT", "gpus": 4, "rows": 512, "dropout": 0},
+    {"of": "this book's decoder", "on": "TPU v5e", "slice": "2x2", "rows": 64},  # the first alone
     {"of": "Llama-like, 70B", "gpus": 8, "rows": 8}]
 
 
@@ -103,6 +103,8 @@ def test_the_chosen_plan_is_marked_as_itself_in_its_place(tab):
     assert (at, more) == (place, 1) and row[1].startswith("FSDP with regather; keeps its input")
     at, place, more, row, chosen = mine(rules=best.plan.rules, remat=best.plan.remat)
     assert (at, more) == (found.index(best), 0) and chosen.step == best.step
+    at, place, more, row, chosen = mine(rules="fully_sharded_again")  # of the same mesh
+    assert (at, more) == (place, 1) and row[1].startswith("FSDP with regather; keeps attention")
     at, place, more, row, chosen = mine(rules="data_parallel", remat="none")
     assert chosen.peak > machine.device.memory and (at, more) == (place, 1)
     assert row[3].endswith(", does not fit") and at >= sum(each.fits for each in found)
@@ -127,6 +129,9 @@ def test_it_is_of_the_machine_and_the_batch_above_it_also_where_the_plan_is_none
     first = finished(tab).inner_text()
     assert re.match(r"35 meshes, ranked in [\d.]+ m?s\.", first)
     assert "All meshes of 8 H100, the fastest first" in first
+    before = lines(tab)
+    choose(tab, rows=64)
+    assert [row[2] for row in lines(tab)] != [row[2] for row in before]
     choose(tab, gpus=16)
     assert "All meshes of 16 H100" in finished(tab).inner_text()
     choose(tab, heads=3)

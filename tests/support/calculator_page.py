@@ -58,7 +58,7 @@ def choose(tab, **fields):
     """Puts values into fields, one after the other, as a reader does."""
     for name, value in fields.items():
         field = tab.locator(f"[name={name}]")
-        field.evaluate("each => { const fold = each.closest('details'); if (fold) fold.open = true }")
+        field.evaluate("each => each.closest('details')?.setAttribute('open', '')")
         if field.evaluate("each => each.tagName") == "SELECT":
             field.select_option(str(value))
         else:
