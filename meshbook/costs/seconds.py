@@ -78,7 +78,7 @@ def numbers_drawn(step: Step):
 
 
 def step_seconds(step: Step, device: Device, groups: Mapping[str, Group]):
-    """{what: seconds} of a step: "products", "memory", "random", and one for each axis of the links.
+    """{what: seconds} of a step: "products", "memory", "random", and one for each axis of links.
 
     groups: of `meshbook.costs.machines.Machine.groups`. Raises ValueError for dropout on a device
     whose clock is not known.

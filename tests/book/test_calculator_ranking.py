@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium on the PATH")
 ASKED = [
     {"rows": 32}, {"gpus": 2, "batch": 2, "rows": 4, "of": "Llama-like, 1B"},
     {"of": "JAXformer, with 16 experts", "on": "TPU v4", "slice": "2x2x2", "rows": 64},
-    {"of": "OLMoE-like, 7B in 64 experts", "on": "TPU v5e", "slice": "1x1", "slices": 8, "rows": 64},
+    {"of": "OLMoE-like, 7B in 64 experts", "on": "TPU v5e", "slice": "1x1", "slices": 8, "rows": 8},
     {"of": "this book's ViT", "on": "TPU v6e", "slice": "2x2", "rows": 512},
     {"of": "this book's MiniGPT", "gpus": 4, "rows": 512, "dropout": 0},
     {"of": "this book's decoder", "on": "TPU v5e", "slice": "2x2", "rows": 64},  # the first alone

@@ -32,7 +32,8 @@ ASKED = [  # config, rows, device, shape, slices
     (replace(CONFIGS[12], layers=6, embed=3072, hidden=12_288), 8, "TPU v5e", (2, 2), 2),
     (CONFIGS[0], 8, "TPU v2", (2,), 1), (replace(CONFIGS[6], dropout=0.0), 32, "H100", (16,), 1),
     (replace(DENSE, experts=ExpertSizes(capacity=1e-12)), 4, "TPU v4", (2, 1, 1), 1),
-    (DENSE, 4, "H100", (2,), 1), (DENSE, 16, "TPU v5e", (2, 2), 4)]
+    (DENSE, 4, "H100", (2,), 1),
+    (replace(CONFIGS[12], embed=24), 16, "TPU v5e", (2, 2), 4)]  # slices, and embed, not divided
 COUNTED = """asked => asked.map(([model, sizes, plan, rows, options]) => {
   const c = costs.configOf(model, sizes), why = costs.impossible(c, plan, rows);
   if (why) return {why};

@@ -93,7 +93,8 @@ def test_of_two_sections_as_good_the_earlier_counts():
 def test_what_only_the_package_uses_leads_to_its_user():
     known = {"costs.step_peak": timeline.step_peak, "costs.step_timeline": timeline.step_timeline,
              "costs.step_memory": memory.step_memory, "costs.tiled": tiles.tiled}
-    text = "# A\n\n```{code-cell}\nfrom meshbook.costs.timeline import step_peak as m\nm(1)\n```\n"
+    cell = "from meshbook.costs.timeline import step_peak as m\nm(1)\n"
+    text = f"# A\n\n```{{code-cell}}\n{cell}```\n"
     found = teaching.with_helpers(known, teaching.places(known, {"page": text}))
     assert {name: place.by for name, place in found.items()} == {
         "costs.step_peak": None, "costs.step_timeline": "costs.step_peak",
