@@ -3,7 +3,7 @@
     python -m benchmarks.aot meshes                  all of these programs
     python -m benchmarks.aot meshes "stage 2"        those whose names have these words
 
-The plans that `meshbook.planning.meshes` ranks first, the mesh of the sources, and plans that the
+The plans that `meshbook.costs.ranking` ranks first, the mesh of the sources, and plans that the
 formulas put far behind, to see whether they are.
 """
 

@@ -26,7 +26,6 @@ SEED, COUNT = 45, 120
 RECORD = ROOT / "results" / "variants.json"
 TURNED = {ast.Lt: ">", ast.LtE: ">=", ast.Gt: "<", ast.GtE: "<="}
 SIZE = re.compile(r"BLOCK|CHUNK")
-FORMULAS = {"planning/context_costs"}  # its BLOCK is that of the context
 SPELLED = re.compile(r"[A-Za-z, .]+->[A-Za-z .]*")
 
 
@@ -122,7 +121,7 @@ def other_sizes():
     for path in sorted((ROOT / "meshbook").glob("*/*.py")):
         file = f"{path.parent.name}/{path.stem}"
         for name, node in syntax.definitions(ast.parse(path.read_text("utf8"))).items():
-            if SIZE.fullmatch(name) and file not in FORMULAS:
+            if SIZE.fullmatch(name):
                 was = ast.unparse(node.value)
                 yield Generated(file, Slip(name, ("value",), "other size", was, f"2 * ({was})"))
 

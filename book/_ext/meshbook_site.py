@@ -1,6 +1,5 @@
 """Make the theme's pages whole: launch buttons that open, scripts where they are used."""
 
-import dataclasses
 import json
 import sys
 from pathlib import Path, PurePosixPath
@@ -14,8 +13,7 @@ from sphinx import addnodes
 
 sys.path.append(str(ROOT))  # also for the page about the API, which imports the package
 
-from meshbook.costs import page
-from meshbook.costs.devices import DEVICES
+from meshbook.costs.page import data
 from meshbook.drawing import svg
 from meshbook.drawing.memory_timelines import WORDS
 from meshbook.drawing.torus import NAMED
@@ -24,6 +22,11 @@ from meshbook.drawing.torus import NAMED
 EXPLORER = (  # scripts, in this order
     "form-elements.js", "costs.js", "costs-machines.js", "costs-folds.js", "costs-ranking.js",
     "explorer.js", "explorer-pictures.js", "explorer-form.js")
+
+CALCULATOR = (  # its scripts, in order
+    "form-elements.js", "costs.js", "costs-machines.js", "costs-folds.js", "costs-ranking.js",
+    "calculator-words.js", "calculator-timeline.js", "calculator-shown.js", "calculator-ranking.js",
+    "calculator-form.js")
 
 
 def launch_notebook(app, pagename, templatename, context, doctree):
@@ -64,15 +67,11 @@ def mend_bibliography(app, pagename, templatename, context, doctree):
 
 
 def add_calculator(app, pagename, templatename, context, doctree):
-    """Give the calculator's page its scripts, the book's devices, and its colours of memory."""
+    """Give the calculator's page its scripts, what they count with, and the colours of memory."""
     if PurePosixPath(pagename).name == "calculator":
-        devices = {name: dataclasses.asdict(each) for name, each in DEVICES.items()}
-        for name, value in ("Devices", devices), ("Parts", WORDS):
+        for name, value in ("Data", data()), ("Parts", WORDS):
             app.add_js_file(None, body=f"const meshbook{name} = {json.dumps(value)};")
-        for script in ("form-elements.js", "calculator.js", "calculator-decoder.js",
-                       "calculator-axes.js", "calculator-places.js", "calculator-plans.js",
-                       "calculator-meshes.js", "calculator-plans-form.js", "calculator-ranking.js",
-                       "calculator-timeline.js", "calculator-limits.js", "calculator-form.js"):
+        for script in CALCULATOR:
             app.add_js_file(script, loading_method="defer")
 
 
@@ -93,7 +92,7 @@ def add_explorer(app, pagename, templatename, context, doctree):
     """Give the explorer's page its scripts, their data, and colours of devices and mesh axes."""
     if PurePosixPath(pagename).name == "explorer":
         colours = [[each, svg.ink(each)] for each in svg.DEVICES]
-        for name, value in ("Costs", page.data()), ("Colours", colours), ("Axes", NAMED):
+        for name, value in ("Costs", data()), ("Colours", colours), ("Axes", NAMED):
             app.add_js_file(None, body=f"const meshbook{name} = {json.dumps(value)};")
         for script in EXPLORER:
             app.add_js_file(script, loading_method="defer")

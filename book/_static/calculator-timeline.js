@@ -1,9 +1,9 @@
-// The calculator's picture of the memory of a step, moment by moment; see calculator-form.js.
+// The calculator's picture of the memory of a step, moment by moment.
 "use strict";
 
 const meshbookTimeline = (() => {
   const PARTS = meshbookParts; // {kind of memory: [words, colour]}, from the bottom upwards
-  const {digits, drawn} = meshbookForm, UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+  const {memoryOf, drawn} = meshbookForm;
   const whole = ({held}) => Object.values(held).reduce((all, each) => all + each, 0);
   const ticks = length => {
     const unit = 10 ** Math.floor(Math.log10(length / 2));
@@ -11,9 +11,9 @@ const meshbookTimeline = (() => {
     return Array.from({length: Math.floor(length / step) + 1}, (_, at) => step * at);
   };
 
-  // The memory of a device over a step, kinds on each other, and the device's own as a line. Returns
-  // the drawing, and the line that marks a moment.
-  const LEFT = 56, WIDE = 338, HIGH = 150, TOP = 22;
+  // The memory of a device over a step, kinds on each other, and the device's own as a line.
+  // Returns the drawing, and what moves the line that marks a moment.
+  const LEFT = 62, WIDE = 338, HIGH = 150, TOP = 22;
   const timeline = (moments, limit, words) => {
     const most = Math.max(limit, ...moments.map(whole)), wide = WIDE / moments.length;
     const level = size => TOP + HIGH * (1 - size / most);
@@ -21,8 +21,8 @@ const meshbookTimeline = (() => {
                               "aria-label": words, fill: "currentColor"});
     const line = (x1, y1, x2, y2, more = {}) => drawn("line", {x1, y1, x2, y2,
                                                                stroke: "currentColor", ...more});
-    const text = (x, y, words, anchor, more = {}) => drawn("text", {
-      x, y, "text-anchor": anchor, "font-size": 11, ...more}, words);
+    const text = (x, y, words, anchor) => drawn("text", {
+      x, y, "text-anchor": anchor, "font-size": 11}, words);
     let floor = moments.map(() => 0);
     for (const [kind, [, fill]] of Object.entries(PARTS)) {
       const roof = moments.map(({held}, at) => floor[at] + held[kind]);
@@ -32,12 +32,10 @@ const meshbookTimeline = (() => {
                                 "data-kind": kind}));
       floor = roof;
     }
-    const power = Math.min(UNITS.length - 1, Math.floor(Math.log(most) / Math.log(1024)));
-    const unit = 1024 ** power;
-    for (const value of ticks(most / unit))
-      art.append(line(LEFT - 4, level(value * unit), LEFT, level(value * unit)),
-                 text(LEFT - 6, level(value * unit) + 4,
-                      `${digits(Number(value.toPrecision(3)))} ${UNITS[power]}`, "end"));
+    const unit = 1024 ** Math.min(10, Math.floor(Math.log(most) / Math.log(1024)));
+    for (const value of ticks(most / unit).map(each => each * unit))
+      art.append(line(LEFT - 4, level(value), LEFT, level(value)),
+                 text(LEFT - 6, level(value) + 4, memoryOf(value), "end"));
     const base = TOP + HIGH, turn = LEFT + wide * moments.findIndex(
       ({phase}) => phase === "backward");
     const mark = line(0, TOP - 14, 0, base, {"stroke-width": 1.5, class: "calculator-mark"});

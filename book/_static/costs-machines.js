@@ -106,8 +106,7 @@ meshbook.costs.parts.push(data => {
   const inSlices = (machine, mesh) => {
     const {shape, slices} = machine, torus = three(shape), rings = ringsOf(machine);
     const divided = Object.keys(mesh).find(axis => mesh[axis] % slices === 0);
-    if (!divided) refuse(`no axis of {${Object.entries(mesh).map(
-      ([axis, size]) => `'${axis}': ${size}`).join(", ")}} divides over ${slices} slices`);
+    if (!divided) refuse(`no axis of the mesh divides over ${slices} slices`);
     const inside = {...mesh, [divided]: mesh[divided] / slices}, found = spans(shape, inside);
     return Object.fromEntries(Object.entries(found).map(([axis, {sizes, along, shared}]) => [axis, {
       sizes, shared, near: inside[axis], apart: axis === divided ? slices : 1,

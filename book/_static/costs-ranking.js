@@ -17,8 +17,8 @@ meshbook.costs.parts.push((data, known) => {
       AXES.map((axis, at) => [axis, at ? some[at - 1] : chips / product(some)]))));
   };
   // Every way to train on a mesh: rules, schedules, powers of two of microbatches, remat.
-  const plansOn = (mesh, most = 64) => {
-    const {whole, staged, schedules, policies, methods} = data.ranking, plans = [];
+  const plansOn = (mesh, most = 64, whole = data.ranking.whole) => {
+    const {staged, schedules, policies, methods} = data.ranking, plans = [];
     for (const rules of mesh.stage > 1 ? staged : whole)
       for (const schedule of mesh.stage > 1 ? schedules : schedules.slice(0, 1))
         for (let microbatches = 1; microbatches <= most; microbatches *= 2)
@@ -49,8 +49,12 @@ meshbook.costs.parts.push((data, known) => {
     if (!(remat in policies))
       return `remat is one of ${Object.keys(policies).join(", ")}; found '${remat}'`;
     if (dropless(config)) return dropless(config);
-    if (plan.stage * plan.context > 1 && config.model !== "Decoder")
-      return "stages and a context have programs for the decoder only";
+    if (config.model !== "Decoder") {
+      if (plan.stage * plan.context > 1)
+        return "stages and a context have programs for the decoder only";
+      if (!["data_parallel", ...data.ranking.compiled].includes(plan.rules))
+        return `${plan.rules} has a program for the decoder only`;
+    }
     if (plan.stage > 1) return inStages({...plan, remat});
     return plan.context > 1 ? withContext(config, plan) : "";
   };
@@ -92,12 +96,23 @@ meshbook.costs.parts.push((data, known) => {
     fitted(describe(config, plan, rows), machine.device), machine.device,
     groupsOf(machine, sizesOn(plan)));
   const least = (list, of) => list.reduce((best, each) => of(each) < of(best) ? each : best);
-  // The fastest plan on a mesh that fits, the smallest if none does. Throws an Impossible, with the
-  // sentence of `impossible`, where no plan is possible.
+  // What is refused is impossible.
+  const orImpossible = make => {
+    try { return make(); } catch (error) {
+      throw error instanceof RangeError ? new Impossible(error.message) : error;
+    }
+  };
+  // The fastest plan on a mesh that fits, the smallest if none does. Throws an Impossible where no
+  // plan is possible, with the sentence of `impossible`, or where slices do not divide the mesh.
   const bestOn = (config, mesh, rows, machine) => {
-    const plans = plansOn(mesh, rows), can = plans.filter(plan => !impossible(config, plan, rows));
+    const most = Math.max(1, floor(rows, mesh.batch * mesh.expert));
+    const {whole, compiled} = data.ranking;
+    const plans = plansOn(mesh, most, config.model === "Decoder" ? whole : compiled);
+    // What the first plan's rules do not divide, no other's do.
+    const isHopeless = undivided(config, layoutOf(plans[0]), rows);
+    const can = isHopeless ? [] : plans.filter(plan => !impossible(config, plan, rows));
     if (!can.length) throw new Impossible(impossible(config, plans[0], rows));
-    const {device} = machine, groups = groupsOf(machine, sizesOn(mesh));
+    const {device} = machine, groups = orImpossible(() => groupsOf(machine, sizesOn(mesh)));
     const all = can.map(plan => fitted(describe(config, plan, rows), device));
     const fitting = all.filter(({fits}) => fits);
     return least((fitting.length ? fitting : [least(all, each => each.peak)]).map(
@@ -122,5 +137,5 @@ meshbook.costs.parts.push((data, known) => {
     return {found: inOrder(found), refused};
   };
 
-  return {Impossible, meshes, plansOn, impossible, ranked, bestOn, inOrder, rank};
+  return {Impossible, sizesOn, meshes, plansOn, impossible, ranked, bestOn, inOrder, rank};
 });

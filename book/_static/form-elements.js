@@ -24,15 +24,31 @@ const meshbookForm = (() => {
   };
   const commas = number => Math.round(number).toLocaleString("en-US");
 
-  const digits = number => number >= 1e7 ? number.toExponential(2).replace("e+", " × 10^")
-    : number >= 100 ? commas(number) : Number(number.toPrecision(3)).toString();
+  // Three digits that count, with commas: 0.0123, 12.3, 1,230.
+  const rounded = number => Number(number.toPrecision(3));
+  const digits = number => number >= 100 ? commas(rounded(number))
+    : number < 5e-4 ? "0" : String(rounded(number));
   const scaled = (number, units, step) => {
     let at = 0;
-    while (number >= step && at < units.length - 1) [number, at] = [number / step, at + 1];
-    return `${digits(number)} ${units[at]}`;
+    const isMore = () => Math.max(number, rounded(number)) >= step;
+    while (isMore() && at < units.length - 1) [number, at] = [number / step, at + 1];
+    return rounded(number) >= 1e4 ? `over 10,000 ${units[at]}` : `${digits(number)} ${units[at]}`;
   };
-  const memoryOf = bytes => scaled(bytes, ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"], 1024);
-  const timeOf = seconds => scaled(seconds * 1e12, ["ps", "ns", "µs", "ms", "s"], 1000);
+  const units = (unit, prefixes) => [...prefixes].map(prefix => prefix + unit);
+  const MEMORY = ["B", ...units("iB", "KMGTPEZYRQ")], SENT = ["B", ...units("B", "kMGTPEZYRQ")];
+  const WORK = ["FLOPs", ...units("FLOPs", "kMGTPEZYRQ")], TIME = [...units("s", "pnµm"), "s"];
+  const MANY = ["", "thousand", "million", "billion", "trillion", "quadrillion"];
+  const memoryOf = bytes => scaled(bytes, MEMORY, 1024);
+  const sentOf = bytes => scaled(bytes, SENT, 1000);
+  const flopsOf = flops => scaled(flops, WORK, 1000);
+  const countOf = number => scaled(number, MANY, 1000);
+  const LONG = 9995, HOUR = 3600, YEAR = 365.25 * 24 * HOUR; // seconds
+  const timeOf = seconds => {
+    if (seconds < 5e-13) return "0";
+    if (seconds < LONG) return scaled(seconds * 1e12, TIME, 1000);
+    return seconds < LONG * HOUR ? scaled(seconds / HOUR, ["hours"])
+      : scaled(seconds / YEAR, ["years"]);
+  };
   const table = (caption, head, rows) => element("table", {className: "table"},
     element("caption", {}, caption),
     element("thead", {}, element("tr", {}, ...head.map(
@@ -40,5 +56,6 @@ const meshbookForm = (() => {
     element("tbody", {}, ...rows.map(row => element("tr", {}, ...row.map((cell, at) =>
       element(at ? "td" : "th", at ? {} : {scope: "row"}, cell))))));
 
-  return {SIZES, PRESETS, element, drawn, commas, digits, scaled, memoryOf, timeOf, table};
+  return {SIZES, PRESETS, element, drawn, digits, commas, memoryOf, sentOf, flopsOf, countOf,
+          timeOf, table};
 })();

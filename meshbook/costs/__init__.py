@@ -5,6 +5,6 @@
 all plans; `explorer` lists a plan's tensors and what each part of the model sends.
 """
 
-__all__ = ["devices", "explorer", "machines", "memory", "page", "places", "plans", "ranking",
-           "rows", "seconds", "step", "tables", "tiles", "timeline", "traffic",
+__all__ = ["devices", "explorer", "machines", "memory", "page", "places", "plans", "presets",
+           "ranking", "rows", "seconds", "step", "tables", "tiles", "timeline", "traffic",
            "transfers", "turns", "work"]

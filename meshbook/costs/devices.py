@@ -105,7 +105,8 @@ DEVICES = {each.name: each for each in (
          f"{NVIDIA}h200/ (SXM); network: {DGX}h100-user-guide/", 50 * G),
     # An eighth of a DGX B200: of 1,440 GB, of 64 TB/s, of 72 PFLOP/s in sparse FP8 (a quarter of
     # which is bfloat16 without sparsity), of 14.4 TB/s of NVLink in both directions.
-    _gpu("B200", 2250 * T, 180 * GIB, 8000 * G, 18, 50 * G, f"{NVIDIA}dgx-b200/; network: {DGX}b200-user-guide/", 50 * G),
+    _gpu("B200", 2250 * T, 180 * GIB, 8000 * G, 18, 50 * G,
+         f"{NVIDIA}dgx-b200/; network: {DGX}b200-user-guide/", 50 * G),
 )}
 
 

@@ -95,7 +95,7 @@ class Machine:
     def _in_slices(self, mesh):
         split = next((axis for axis, size in mesh.items() if size % self.slices == 0), None)
         if split is None:
-            raise ValueError(f"no axis of {dict(mesh)} divides over {self.slices} slices")
+            raise ValueError(f"no axis of the mesh divides over {self.slices} slices")
         inside = {axis: size // self.slices if axis == split else size
                   for axis, size in mesh.items()}
         found = {}

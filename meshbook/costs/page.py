@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from meshbook.costs import explorer, ranking, tables, transfers, turns, work
+from meshbook.costs import explorer, machines, ranking, tables, transfers, turns, work
 from meshbook.costs.devices import DEVICES
 from meshbook.costs.plans import AXES, PRESETS, Plan, rules_of
+from meshbook.costs.presets import MODELS
 from meshbook.costs.seconds import DRAWN, OF_BOUNDS, OF_ESTIMATE
 from meshbook.costs.step import ATTENTION, of_all_letters
 from meshbook.costs.timeline import KINDS
@@ -29,13 +30,14 @@ DTYPES = ("float32", "bfloat16", "float16")  # of activations and products
 def data():
     """Tables, rules, sizes, devices and constants of this package, as JSON has them.
 
-    tables and configs are by the name of the model, such as "ViT"; rules are by the name of the
-    preset, and by those of BETWEEN that have several devices, in one string; explorer has the
-    models of that form.
+    tables and configs are by the name of the model, such as "ViT"; models are by their names for
+    people, each a pair of such a name and sizes; rules are by the name of the preset, and by those
+    of BETWEEN that have several devices, in one string; explorer has the models of that form.
     """
     return json.loads(json.dumps({
         "tables": {_model(kind): dataclasses.asdict(each) for kind, each in tables.TABLES.items()},
         "configs": {_model(kind): _defaults(kind) for kind in tables.TABLES},
+        "models": {name: [_model(type(each)), json_of(each)] for name, each in MODELS.items()},
         "experts": _defaults(ExpertSizes),
         "rules": {name: dict(_ruled(name)) for name in PRESETS},
         "explorer": {
@@ -46,11 +48,13 @@ def data():
         "schedules": list(turns.SCHEDULES), "policies": list(POLICIES), "methods": list(METHODS),
         "attention": {name: sorted(flags) for name, flags in ATTENTION.items()},
         "ranking": {name.lower(): getattr(ranking, name) for name in (
-            "WHOLE", "STAGED", "POLICIES", "SCHEDULES", "METHODS", "SPARE", "DIVIDED")},
+            "WHOLE", "STAGED", "COMPILED", "POLICIES", "SCHEDULES", "METHODS", "SPARE", "TIE",
+            "DIVIDED")},
         "dtypes": {name: np.dtype(name).itemsize for name in DTYPES},
         "constants": {"BLOCK": BLOCK, "CHUNK": CHUNK, "DRAWN": DRAWN, "LANES": LANES,
                       "OF_BOUNDS": OF_BOUNDS, "OF_ESTIMATE": OF_ESTIMATE, "LOADS": transfers.LOADS,
                       "PADDED": text_models.LANES, "SIDE": work.SIDE},
+        "slices": machines.SLICES,
         "devices": {name: dataclasses.asdict(each) for name, each in DEVICES.items()}},
         allow_nan=False))
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,13 +19,15 @@ from meshbook.models.decoder_config import DecoderConfig
 
 WHOLE = ("tensor_parallel", "zero1", "fully_sharded_kept", "fully_sharded_again")
 STAGED = ("tensor_parallel", "zero1", "fully_sharded")  # weights are gathered once a step
+COMPILED = ("tensor_parallel", "fully_sharded")  # of models that leave all sums to the compiler
 POLICIES = ("none", "products", "attention", "all")
 SCHEDULES = ("gpipe", "lockstep", "zero_bubble")
 METHODS = ("ring", "ulysses")
 SPARE = 0.25  # of a device's memory, for gaps and for what a compiler keeps that no formula knows
+TIE = 1.1  # steps less than so many times apart are in no order by the compiler's clock
 DIVIDED = {"B": "rows in a microbatch of a batch", "T": "tokens", "D": "embed", "F": "hidden",
-         "H": "heads", "G": "groups", "V": "padded vocabulary", "L": "periods of layers",
-         "E": "experts", "M": "hidden units of the shared expert"}
+           "H": "heads", "G": "groups", "V": "padded vocabulary", "L": "periods of layers",
+           "E": "experts", "M": "hidden units of the shared expert"}
 
 
 class Impossible(ValueError):
@@ -65,11 +67,14 @@ def meshes(chips: int) -> Iterator[Plan]:
             yield Plan(chips // math.prod(rest), *rest)
 
 
-def plans_on(mesh: Plan, most: int = 64) -> Iterator[Plan]:
-    """Every way to train on a mesh: rules, schedules, powers of two of microbatches, remat."""
+def plans_on(mesh: Plan, most: int = 64, whole: Sequence[str] = WHOLE) -> Iterator[Plan]:
+    """Every way to train on a mesh: rules, schedules, powers of two of microbatches, remat.
+
+    whole: rules where there are no stages.
+    """
     counts = [2**i for i in range(most.bit_length())]
     for rules, schedule, count, remat, method in itertools.product(
-            STAGED if mesh.stage > 1 else WHOLE, SCHEDULES if mesh.stage > 1 else SCHEDULES[:1],
+            STAGED if mesh.stage > 1 else whole, SCHEDULES if mesh.stage > 1 else SCHEDULES[:1],
             counts, POLICIES, METHODS if mesh.context > 1 else METHODS[:1]):
         yield replace(mesh, rules=rules, schedule=schedule, microbatches=count, remat=remat,
                       method=method)
@@ -95,8 +100,11 @@ def impossible(config: Any, plan: Plan, rows: int):
         return f"remat is one of {', '.join(policies)}; found {remat!r}"
     if e is not None and not e.capacity:
         return "what dropless experts do depends on the tokens: expected a capacity above 0"
-    if plan.stage * plan.context > 1 and not isinstance(config, DecoderConfig):
-        return "stages and a context have programs for the decoder only"
+    if not isinstance(config, DecoderConfig):
+        if plan.stage * plan.context > 1:
+            return "stages and a context have programs for the decoder only"
+        if plan.rules not in ("data_parallel", *COMPILED):
+            return f"{plan.rules} has a program for the decoder only"
     if plan.stage > 1:
         return _in_stages(plan, remat)
     return _with_context(config, plan) if plan.context > 1 else ""
@@ -148,13 +156,18 @@ def _ranked(config, plan, rows, device, groups):
 def best_on(config: Any, mesh: Plan, rows: int, machine: Machine):
     """The Ranked of the fastest plan on a mesh that fits, of the smallest if none does.
 
-    Raises Impossible, with the sentence of `impossible`, where no plan is possible.
+    Raises Impossible where no plan is possible, with the sentence of `impossible`, or where the
+    machine's slices do not divide the mesh, with that of `Machine.groups`.
     """
-    plans = list(plans_on(mesh, rows))
+    most = max(1, rows // (mesh.batch * mesh.expert))
+    plans = list(plans_on(mesh, most, WHOLE if isinstance(config, DecoderConfig) else COMPILED))
     possible = [plan for plan in plans if not impossible(config, plan, rows)]
     if not possible:
         raise Impossible(impossible(config, plans[0], rows))
-    groups = machine.groups(mesh.sizes)
+    try:
+        groups = machine.groups(mesh.sizes)
+    except ValueError as error:
+        raise Impossible(str(error)) from None
     found = [_ranked(config, plan, rows, machine.device, groups) for plan in possible]
     fitting = [each for each in found if each.fits]
     return min(fitting, key=lambda each: each.step) if fitting else min(
@@ -177,3 +190,13 @@ def rank(config: Any, rows: int, machine: Machine, attention: str = ""):
         except Impossible as error:
             refused[mesh] = str(error)
     return sorted(found, key=lambda each: (not each.fits, each.step)), refused
+
+
+def ties(times: Mapping[Any, float], factor: float = TIE):
+    """The keys whose times are less than a factor times the least, the least first.
+
+    Which of them is first the times cannot say: chapter tpu-time holds the clock against published
+    measurements. Raises ValueError where there are no times.
+    """
+    least = min(times.values())
+    return sorted((key for key, t in times.items() if t < factor * least), key=times.get)

@@ -1,8 +1,9 @@
 """How long a step takes on one device: its parts, one after the other.
 
 A chip runs one operation after the other, so a step's parts are added: products, by the FLOPs that
-the matrix units spend (on a GPU: execute); every other array, by the bytes that go to memory and back; random numbers
-of dropout, by the vector units; and collectives, by the links of their axes, which nothing hides.
+the matrix units spend (on a GPU: execute); every other array, by the bytes that go to memory and
+back; random numbers of dropout, by the vector units; and collectives, by the links of their axes,
+which nothing hides.
 What stands in a pipeline's turns is multiplied by the turns, those for nothing among them.
 """
 from __future__ import annotations
@@ -77,7 +78,7 @@ def numbers_drawn(step: Step):
 
 
 def step_seconds(step: Step, device: Device, groups: Mapping[str, Group]):
-    """{what: seconds} of a step: "products", "memory", "random", and one for each axis of the links.
+    """{what: seconds} of a step: "products", "memory", "random", and one for each axis of links.
 
     groups: of `meshbook.costs.machines.Machine.groups`. Raises ValueError for dropout on a device
     whose clock is not known.

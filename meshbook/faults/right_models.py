@@ -2,7 +2,7 @@
 
 A Trial is made by `create_state`, its step is `train_step`, and it is compared with
 `meshbook.models.reference`. What is expected of it comes from the formulas of
-`meshbook.planning.costs` and from the sharding rules by letters, never from the program.
+`meshbook.costs` and from the sharding rules by letters, never from the program.
 meshbook.faults.wrong_models has the wrong ones.
 """
 

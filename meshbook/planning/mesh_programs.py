@@ -17,7 +17,6 @@ SLICES = "2 slices v4:2x2x1"
 SLICED = dict(vocabulary=1_024, tokens=256, embed=512, hidden=2048, heads=8, layers=4)
 RULES = {"tensor_parallel": "whole", "fully_sharded": "fsdp", "fully_sharded_kept": "fsdp",
          "fully_sharded_again": "again"}  # for tables
-TIE = 1.1  # steps less than so many times apart are in no order by the compiler's clock
 SPENT = {"products": "products", "memory": "memory", "random": "random numbers"}
 
 
@@ -33,16 +32,6 @@ def on_torus(made: Any, wire: float):
 def name_of_slices(how: str):
     """The name under which a program for two slices is kept; how: whole, hybrid or all chips."""
     return f"{SLICES} (2, 4) {how}"
-
-
-def ties(times: Mapping[Any, float], factor: float = TIE):
-    """The keys whose times are less than a factor times the least, the least first.
-
-    Which of them is first the times cannot say: chapter tpu-time holds the clock against published
-    measurements. Raises ValueError where there are no times.
-    """
-    least = min(times.values())
-    return sorted((key for key, t in times.items() if t < factor * least), key=times.get)
 
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]):

@@ -32,7 +32,8 @@ ASKED = [  # config, rows, device, shape, slices
     (replace(CONFIGS[12], layers=6, embed=3072, hidden=12_288), 8, "TPU v5e", (2, 2), 2),
     (CONFIGS[0], 8, "TPU v2", (2,), 1), (replace(CONFIGS[6], dropout=0.0), 32, "H100", (16,), 1),
     (replace(DENSE, experts=ExpertSizes(capacity=1e-12)), 4, "TPU v4", (2, 1, 1), 1),
-    (DENSE, 4, "H100", (2,), 1)]
+    (DENSE, 4, "H100", (2,), 1),
+    (replace(CONFIGS[12], embed=24), 16, "TPU v5e", (2, 2), 4)]  # slices, and embed, not divided
 COUNTED = """asked => asked.map(([model, sizes, plan, rows, options]) => {
   const c = costs.configOf(model, sizes), why = costs.impossible(c, plan, rows);
   if (why) return {why};
@@ -63,7 +64,7 @@ pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium on the PATH")
 def plans():
     """[(config, plan, rows, device, options)], some of them impossible."""
     draw, found = random.Random(0), []
-    while len(found) < 1500:
+    while len(found) < 1700:
         config, sizes = draw.choice([*CONFIGS, DROPLESS]), dict.fromkeys(AXES, 1)
         for axis in draw.sample(AXES, draw.choice([0, 1, 2, 2, 3, 3, 4])):
             if axis != "expert" or getattr(config, "experts", None) or draw.random() < 0.05:

@@ -9,14 +9,15 @@ import teaching
 from bs4 import BeautifulSoup
 from teaching import NAMED, SHOWN, TAUGHT, USED
 
-from meshbook.planning import costs, memory_model
+from meshbook.costs import memory, tiles, timeline
+from meshbook.planning import memory_model
 from meshbook.training import fit
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "_build" / "html" / "book"
 API = (ROOT / "book" / "api.md").read_text("utf8")
-KNOWN = {"a.tiled": costs.tiled, "a.step_peak": costs.step_peak, "b.fit": memory_model.fit,
-         "c.fit": fit, "a.gpt_parameters": costs.gpt_parameters}
+KNOWN = {"a.tiled": tiles.tiled, "a.step_peak": timeline.step_peak, "b.fit": memory_model.fit,
+         "c.fit": fit, "a.kept_bytes": memory.kept_bytes}
 
 PAGE = """---
 kernel: none
@@ -24,23 +25,23 @@ kernel: none
 # The page
 
 ```{code-cell}
-from meshbook.planning import costs
+from meshbook.costs import memory, tiles, timeline
 ```
 
 ## One section
 
-Read `costs.tiled(8, 8)`, and `fit`.
+Read `tiles.tiled(8, 8)`, and `fit`.
 
 ```{code-cell} ipython3
 :tags: [hide-input]
 # # no heading
-costs.step_peak({})
+timeline.step_peak({})
 ```
 
 ## Another
 
 ```{code-cell} ipython3
-size = costs.tiled(1, 1)
+size = tiles.tiled(1, 1)
 ```
 
 ````{exercise}
@@ -48,7 +49,7 @@ size = costs.tiled(1, 1)
 What does `step_peak` say?
 
 ```python
-costs.gpt_parameters(None)
+memory.kept_bytes(None)
 ```
 ````
 """
@@ -64,13 +65,13 @@ def test_a_page_is_cut_at_its_headings():
     assert [(each.number, each.title) for each in found] == [
         (0, "The page"), (1, "One section"), (2, "Another")]
     assert [len(each.cells) for each in found] == [1, 1, 1]
-    assert found[1].cells == [("# # no heading\ncosts.step_peak({})\n", True)]
+    assert found[1].cells == [("# # no heading\ntimeline.step_peak({})\n", True)]
     assert "What does `step_peak` say?" in found[2].prose
 
 
 def test_code_that_is_seen_counts_more_than_folded_code_and_words():
     assert where(PAGE) == {"a.tiled": (USED, "Another"), "a.step_peak": (NAMED, "One section")}
-    named = PAGE.replace("size =", "size = costs.step_peak({}) +")
+    named = PAGE.replace("size =", "size = timeline.step_peak({}) +")
     assert where(named)["a.step_peak"] == (TAUGHT, "Another")
 
 
@@ -80,7 +81,7 @@ def test_a_definition_is_that_of_the_same_name_and_arguments():
     assert where(PAGE + cell % source)["b.fit"] == (SHOWN, "Defined")
     assert "c.fit" not in where(PAGE + cell % source)
     assert not {"b.fit", "c.fit"} & where(PAGE + cell % "def fit(x):\n    pass").keys()
-    shown = "from helpers import show\nshow(costs.tiled)"
+    shown = "from helpers import show\nshow(tiles.tiled)"
     assert where(PAGE + cell % shown)["a.tiled"] == (SHOWN, "Defined")
 
 
@@ -90,24 +91,23 @@ def test_of_two_sections_as_good_the_earlier_counts():
 
 
 def test_what_only_the_package_uses_leads_to_its_user():
-    known = {"costs.vit_step_memory": costs.vit_step_memory, "costs.tiled": costs.tiled,
-             "costs.token_rows": costs.token_rows, "costs.step_peak": costs.step_peak,
-             "costs.block_activations": costs.block_activations}
-    text = "# A\n\n```{code-cell}\nfrom meshbook.planning.costs import vit_step_memory as m\nm(1)\n```\n"
+    known = {"costs.step_peak": timeline.step_peak, "costs.step_timeline": timeline.step_timeline,
+             "costs.step_memory": memory.step_memory, "costs.tiled": tiles.tiled}
+    cell = "from meshbook.costs.timeline import step_peak as m\nm(1)\n"
+    text = f"# A\n\n```{{code-cell}}\n{cell}```\n"
     found = teaching.with_helpers(known, teaching.places(known, {"page": text}))
     assert {name: place.by for name, place in found.items()} == {
-        "costs.vit_step_memory": None, "costs.tiled": "costs.vit_step_memory",
-        "costs.block_activations": "costs.vit_step_memory",
-        "costs.token_rows": "costs.block_activations"}
-    assert found["costs.tiled"].words == "Used by vit_step_memory, which is used in"
+        "costs.step_peak": None, "costs.step_timeline": "costs.step_peak",
+        "costs.step_memory": "costs.step_timeline"}
+    assert found["costs.step_timeline"].words == "Used by step_peak, which is used in"
 
 
 def test_of_a_module_only_the_listed_members_are_entries():
-    fence = ".. automodule:: meshbook.planning.costs\n   :members: vit_head,\n      step_peak\n\n"
+    fence = ".. automodule:: meshbook.costs.memory\n   :members: step_memory,\n      kept_bytes\n\n"
     other = ".. automodule:: meshbook.parallel.accumulation\n   :members:\n```\n"
     found = teaching.entries(f"```{{eval-rst}}\n{fence}{other}")
     assert {name for name in found if "costs" in name} == {
-        "meshbook.planning.costs.vit_head", "meshbook.planning.costs.step_peak"}
+        "meshbook.costs.memory.step_memory", "meshbook.costs.memory.kept_bytes"}
     assert "meshbook.parallel.accumulation.in_microbatches" in found
 
 

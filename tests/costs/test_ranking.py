@@ -62,6 +62,7 @@ def test_plans_on_a_mesh_are_all_combinations():
     (DENSE, Plan(1, context=3), "tokens=32 does not divide over 3 devices"),
     (MiniGPTConfig(), Plan(context=2), "stages and a context have programs for the decoder only"),
     (ViTConfig(), Plan(stage=2), "stages and a context have programs for the decoder only"),
+    (ViTConfig(), Plan(rules="zero1"), "zero1 has a program for the decoder only"),
     (ViTConfig(), Plan(remat="products"), "remat is one of none, all; found 'products'"),
     (DENSE, Plan(4, expert=2), "a model without experts has nothing to split over 2"),
     (DENSE, Plan(context=2, attention="rows"), "attention in blocks, or fused; found 'rows'"),

@@ -98,6 +98,14 @@ def test_what_moves_into_other_devices_is_held_there():
         assert other.parameters == whole.parameters
 
 
+def test_under_ulysses_a_device_has_the_blocks_of_its_own_heads():
+    ring, ulysses = (describe(DENSE, Plan(context=4, rules="data_parallel", method=method), 2)
+                     for method in ("ring", "ulysses"))
+    blocks = 4 * 4 * 2 * DENSE.heads * (DENSE.tokens // 4)**2  # four of float32, of all heads
+    less = step_memory(ring, tiles=False).layer - step_memory(ulysses, tiles=False).layer
+    assert less == blocks - blocks // 4 - 10 * 4 * ring.numbers_of("BTGK")
+
+
 def test_sums_of_microbatches_are_there_all_the_time():
     for config in (DENSE, ViTConfig()):
         one, two = (step_timeline(describe(config, Plan(rules="data_parallel", microbatches=m), 8))

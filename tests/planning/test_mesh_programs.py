@@ -10,7 +10,7 @@ from meshbook.costs.devices import DEVICES
 from meshbook.costs.machines import Machine
 from meshbook.costs.places import placed, spans
 from meshbook.costs.plans import Plan
-from meshbook.costs.ranking import ranked
+from meshbook.costs.ranking import ranked, ties
 from meshbook.costs.step import describe
 from meshbook.costs.traffic import step_traffic
 from meshbook.costs.work import step_work
@@ -20,7 +20,7 @@ from meshbook.planning import records, topologies
 from meshbook.planning.clocks import clocked
 from meshbook.planning.mesh_programs import (
     draw_compared, draw_ranked, on_torus, rank_correlation, short, table_of_ranked,
-    table_of_recorded, ties
+    table_of_recorded
 )
 from meshbook.planning.plan_programs import plan_program
 
