@@ -35,6 +35,8 @@ from benchmarks.slips import OPERATORS, Slip, edited, slips
 sys.path.append(str(ROOT / "book" / "_ext"))
 from run_chapter import cells  # noqa: E402
 
+# A first draw, of seed 44, was left when 240 of its 336 faults were caught and 96 were not, each
+# tried on up to three places; most of the kinds that went by got tests, and then this was drawn.
 SEED, COUNT = 46, 336
 FIRST, MOST, ALL = 2, 12, 1000  # files of tests: for each fault, for one that goes on, at all
 OFTEN = 20  # runs after which the record is written again
