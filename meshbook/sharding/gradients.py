@@ -27,7 +27,8 @@ from meshbook.sharding.meshes import axes_of
 class WithOwn:
     """A parameter that is whole on each device, and the device's own part, which has the gradient.
 
-    It can be used like the parameter where that is cast, indexed or transposed.
+    It can be used like the parameter where that is cast, indexed or transposed, or asked for its
+    shape.
     """
 
     whole: Any
@@ -49,6 +50,10 @@ class WithOwn:
     @property
     def T(self):
         return self.both(lambda x: x.T)
+
+    @property
+    def shape(self):
+        return self.whole.shape
 
 
 def own_parts(params: Any):

@@ -39,8 +39,8 @@ def test_it_trains_as_on_one_device(name, shape):
 
 
 @pytest.mark.parametrize("rules", [
-    Sharding.zero1(), Sharding.fully_sharded(regather=False), Sharding.fully_sharded(regather=True)],
-    ids=["zero1", "kept", "again"])
+    Sharding.zero1(), Sharding.zero2(), Sharding.fully_sharded(regather=False),
+    Sharding.fully_sharded(regather=True)], ids=["zero1", "zero2", "kept", "again"])
 def test_loads_reach_the_optimizer_where_gradients_wait(rules):
     """Also of a batch in parts: the biases wait as parameters do, and their loads are sums."""
     loss = in_microbatches(balanced_loss, 2)

@@ -94,6 +94,10 @@ def test_what_runs_is_what_teaches_the_code_and_what_tests_it():
     assert generated.tests_of("models/losses")[0] == "tests/models/test_losses.py"
     assert generated.page_of(mask)
     assert generated.tests_of("hlo/module")[0] == "tests/hlo/test_module.py"
+    assert {"sent", "step_traffic"} <= {*generated.callers_of("costs/traffic", "_scalars")}
+    named = generated.tests_of("training/state", "weighted_mean")
+    assert "weighted_mean" in generated.code_of_tests()[named[0]] and len(named) > 20
+    assert generated.tests_of("training/state")[0] != named[0]
 
 
 def test_a_slip_is_planted_in_the_module_and_where_a_page_shows_the_code(tmp_path):
