@@ -51,7 +51,7 @@ def is_sum(node: ast.AST):
 
 
 def exchanged_operands(node: ast.AST):
-    if is_product(node) or is_sum(node):
+    if (is_product(node) or is_sum(node)) and source(node.left) != source(node.right):
         sign = "*" if is_product(node) else "+"
         yield f"({source(node.right)} {sign} {source(node.left)})"
 

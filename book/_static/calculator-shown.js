@@ -61,7 +61,7 @@ const meshbookShown = costs => {
   const sent = (step, device, groups) => {
     const all = costs.stepTraffic(step, step.config.number).map(({kind, axes, bytes}) => [
       `${kind} along ${axes.join(", ")}`, sentOf(bytes), timeOf(costs.linkSeconds(
-        kind, costs.joined(axes.map(axis => groups[axis])), bytes, device))]);
+        kind, costs.alongAll(axes.map(axis => groups[axis])), bytes, device))]);
     return all.length ? table("Collectives of a step",
       ["what", "results on each device", "time on the links"], all)
       : said("This step has no collectives.");

@@ -5,7 +5,7 @@ meshbook.costs.parts.push((data, known) => {
   const {product, sum, tiled, tokenRows} = meshbook, {axes: AXES, kinds: KINDS} = data;
   const {floor, upTo, without, refuse, mapped} = meshbook.costs.helpers;
   const {NONE, numberOf, chosen, isFullySharded, checkSlots} = known;
-  const {joined, linkSeconds} = known;
+  const {alongAll, linkSeconds} = known;
   const {BLOCK, CHUNK, DRAWN, LANES, LOADS, OF_BOUNDS, OF_ESTIMATE, SIDE} = data.constants;
 
   // turns.py
@@ -508,7 +508,7 @@ meshbook.costs.parts.push((data, known) => {
   const axisSeconds = (step, device, groups) => {
     const found = {};
     for (const {kind, axes, bytes} of stepTraffic(step, step.config.number)) {
-      const time = linkSeconds(kind, joined(axes.map(axis => groups[axis])), bytes, device);
+      const time = linkSeconds(kind, alongAll(axes.map(axis => groups[axis])), bytes, device);
       found[axes[0]] = (found[axes[0]] ?? 0) + time;
     }
     return found;

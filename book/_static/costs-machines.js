@@ -106,7 +106,10 @@ meshbook.costs.parts.push(data => {
   const inSlices = (machine, mesh) => {
     const {shape, slices} = machine, torus = three(shape), rings = ringsOf(machine);
     const divided = Object.keys(mesh).find(axis => mesh[axis] % slices === 0);
-    if (!divided) refuse(`no axis of the mesh divides over ${slices} slices`);
+    if (!divided) {
+      const found = Object.entries(mesh).map(([axis, size]) => `${axis}=${size}`).join(", ");
+      refuse(`no axis of the mesh divides over ${slices} slices: ${found}`);
+    }
     const inside = {...mesh, [divided]: mesh[divided] / slices}, found = spans(shape, inside);
     return Object.fromEntries(Object.entries(found).map(([axis, {sizes, along, shared}]) => [axis, {
       sizes, shared, near: inside[axis], apart: axis === divided ? slices : 1,
@@ -117,7 +120,7 @@ meshbook.costs.parts.push(data => {
   // and over how many of these it lies.
   const groupsOf = (machine, mesh) =>
     machine.device.switch ? inNodes(machine, mesh) : inSlices(machine, mesh);
-  const joined = groups => ({
+  const alongAll = groups => ({
     sizes: groups.flatMap(({sizes}) => sizes), rings: groups.flatMap(({rings}) => rings),
     shared: Math.max(...groups.map(({shared}) => shared)),
     near: product(groups.map(({near}) => near)), apart: product(groups.map(({apart}) => apart))});
@@ -155,5 +158,5 @@ meshbook.costs.parts.push(data => {
       : Math.max(inside, wireBytes(kind, apart, bytes / share) / device.network);
   };
 
-  return {spans, machineOf, ringsOf, groupsOf, joined, wireBytes, wireSeconds, linkSeconds};
+  return {spans, machineOf, ringsOf, groupsOf, alongAll, wireBytes, wireSeconds, linkSeconds};
 });

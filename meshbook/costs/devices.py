@@ -36,7 +36,7 @@ class Device:
     are the chip's.
     node: GPUs that a switch joins; network: bytes/s in one direction of one device's part of the
     network between nodes, or between slices of TPUs, 0 where no source says; adds: whether a switch
-    adds up what all-reduces send through it; ring: a dimension of a slice has its ends linked where
+    adds up the numbers of all-reduces; ring: a dimension of a slice has its ends linked where
     it has a multiple of so many chips.
     """
 

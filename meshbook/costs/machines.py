@@ -95,7 +95,8 @@ class Machine:
     def _in_slices(self, mesh):
         split = next((axis for axis, size in mesh.items() if size % self.slices == 0), None)
         if split is None:
-            raise ValueError(f"no axis of the mesh divides over {self.slices} slices")
+            found = ", ".join(f"{axis}={size}" for axis, size in mesh.items())
+            raise ValueError(f"no axis of the mesh divides over {self.slices} slices: {found}")
         inside = {axis: size // self.slices if axis == split else size
                   for axis, size in mesh.items()}
         found = {}
@@ -107,18 +108,18 @@ class Machine:
         return found
 
 
-def joined(groups: Sequence[Group]):
+def along_all(groups: Sequence[Group]):
     """The Group along several axes."""
     sizes, rings, shared, near, apart = zip(*groups)
     return Group(sum(sizes, ()), sum(rings, ()), max(shared), math.prod(near), math.prod(apart))
 
 
 def link_seconds(kind: str, group: Group, result_bytes: int | float, device: Device):
-    """Seconds that a device needs to send its part of some collectives, of so many result bytes.
+    """Seconds that the links of a device need for some collectives, of so many result bytes.
 
     The longer of two parts is taken: within a slice or node, and between them, where each device
-    sends its share over its own part of the network. Where a switch adds up, an all-reduce of n
-    bytes sends n.
+    has its share on its own part of the network. Where a switch adds up, an all-reduce of n bytes
+    has n on the links.
     """
     part = {"reduce-scatter": group.apart, "all-to-all": 1 / group.apart}.get(kind, 1)
     inside = between = 0.0

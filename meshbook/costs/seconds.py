@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from meshbook.costs.devices import Device
-from meshbook.costs.machines import Group, joined, link_seconds
+from meshbook.costs.machines import Group, along_all, link_seconds
 from meshbook.costs.memory import kept_bytes, size_of, step_memory
 from meshbook.costs.step import Step
 from meshbook.costs.traffic import step_traffic
@@ -99,7 +99,7 @@ def axis_seconds(step: Step, device: Device, groups: Mapping[str, Group]):
     """{mesh axis: seconds in which its collectives use the links}; the first of several has all."""
     found = {}
     for (kind, axes), each in step_traffic(step, np.dtype(step.config.dtype).itemsize).items():
-        time = link_seconds(kind, joined([groups[axis] for axis in axes]), each.bytes, device)
+        time = link_seconds(kind, along_all([groups[axis] for axis in axes]), each.bytes, device)
         found[axes[0]] = found.get(axes[0], 0) + time
     return found
 

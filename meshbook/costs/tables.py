@@ -62,7 +62,7 @@ PLAIN = (  # the layer of the ViT and of MiniGPT
 PLAIN_KEPT = (
     Kept("BWF", bytes=4), Kept("BHWU", bytes=4, when="scores"), Kept("BWHK", 4, bytes=2),
     Kept("BHW", 2, bytes=4), Kept("BTD", 2, bytes=4))
-IDS = (Kept("BT", 2, bytes=4),)
+IDS = (Kept("BU", 2, bytes=4),)  # whole rows: a batch is split by rows alone
 TEXT = dict(T="tokens", W="tokens", U="tokens", D="embed", F="hidden", H="heads", K="head_size",
             V="padded", O="vocabulary")
 VIT = Table(

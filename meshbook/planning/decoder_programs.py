@@ -139,5 +139,5 @@ def spent_by_part(steps: Any):
         parts = collections.Counter(step.program.seen["parts"])
         known = {part: parts.pop(part, 0.0) for part in ("attention", "mlp", "loss", "waiting")}
         waiting = known.pop("waiting")
-        found[records.named(step)] = known | {"all else": parts.total(), "waiting": waiting}
+        found[records.labelled(step)] = known | {"all else": parts.total(), "waiting": waiting}
     return found

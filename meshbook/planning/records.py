@@ -22,7 +22,7 @@ from meshbook.planning.topologies import RESULTS, recorded
 from meshbook.text import text_table
 
 COMPILED = ("tpu", "tpu-decoder", "tpu-pipeline", "tpu-context", "tpu-experts", "tpu-meshes")
-COLUMNS = (
+FIELDS = (
     "record", "name", "device", "mesh", "plan", "rows", "fits", "peak", "live", "held",
     "temporaries", "flops", "useful", "mfu", "ms", "exposed", "computing", "copying", "copies",
     "exchanges", "value", "unit", "ratio", "machine", "date", "cell", "program", "step")
@@ -33,7 +33,7 @@ HEADINGS = {"ms": "a step", "mfu": "MFU"}
 
 
 def frame(record: str | None = None, *fields: str, folder: Path | str = RESULTS):
-    """The rows of a record, or of all, as a pandas.DataFrame by name, with COLUMNS and more fields
+    """The rows of a record, or of all, as a pandas.DataFrame by name, with FIELDS and more fields
     of the cells; what is not known, or of another kind of row, is nan or None.
 
     device: a topology such as "v5e-8", or an accelerator. program: a Compilation, of which mesh,
@@ -50,7 +50,7 @@ def frame(record: str | None = None, *fields: str, folder: Path | str = RESULTS)
     import pandas  # where it is needed only: compiling for a TPU does without
 
     rows = rows_of(record, folder)
-    found = pandas.DataFrame(rows, columns=COLUMNS)
+    found = pandas.DataFrame(rows, columns=FIELDS)
     more = {field: [(row["cell"] or {}).get(field) for row in rows] for field in fields}
     return found.assign(**more).set_index("name")
 
@@ -174,7 +174,7 @@ def waits(steps: Any, *kinds: str):
     return tuple([sum(pair[at] for pair in pairs) for pairs in found] for at in (0, 1))
 
 
-def named(step: Any):
+def labelled(step: Any):
     """What a bar of a step is called: its name and its MFU."""
     return f"{step.Index}: MFU {step.mfu:.0%}"
 
@@ -189,7 +189,7 @@ def spent(steps: Any, *kinds: str):
     apart = {f"waiting for {kind}s": waits(steps, kind)[1] for kind in kinds}
     for at, step in enumerate(steps.itertuples()):
         own = {what: ms[at] for what, ms in apart.items()}
-        found[named(step)] = {"computing": step.computing, "copying": step.copying, **own,
+        found[labelled(step)] = {"computing": step.computing, "copying": step.copying, **own,
                               rest: step.exposed - sum(own.values())}
     return found
 

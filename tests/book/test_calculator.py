@@ -7,7 +7,7 @@ import pytest
 from browsers import CHROMIUM
 from calculator_page import asked, choose, fields_of, number, opened, rows_of, show, written
 
-from meshbook.costs.machines import SLICES, joined, link_seconds
+from meshbook.costs.machines import SLICES, along_all, link_seconds
 from meshbook.costs.memory import size_of
 from meshbook.costs.plans import PRESETS
 from meshbook.costs.presets import MODELS
@@ -98,7 +98,7 @@ def is_shown(tab, config, plan, rows, machine):
     assert {what: list(map(number, cells)) for what, cells in rows_of(
         tab, "Collectives of a step").items()} == {
             f"{kind} along {', '.join(axes)}": [close(each.bytes), close(link_seconds(
-                kind, joined([groups[axis] for axis in axes]), each.bytes, device))]
+                kind, along_all([groups[axis] for axis in axes]), each.bytes, device))]
             for (kind, axes), each in step_traffic(step, width).items()}
     work = step_work(step)
     useful, done, factor = [cells[0] for cells in rows_of(tab, "Work of a step").values()]

@@ -15,7 +15,7 @@ TAUGHT = {  # the modules whose code a chapter shows, a name that two have from 
     "03-vision-transformer": (
         "models.vit", "models.layers", "training.state", "training.loop", "training.optimizers"),
     "04-sharded-vision-transformer": (
-        "sharding.meshes", "sharding.rules", "sharding.gradients", "planning.costs"),
+        "sharding.meshes", "sharding.rules", "sharding.gradients"),
     "07-stories-into-tokens": ("data.tokens",),
     "augmentation-parity": ("data.augmentation",),
     "08-pretraining-minigpt": ("models.minigpt", "models.losses"),

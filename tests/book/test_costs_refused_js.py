@@ -8,7 +8,7 @@ from costs_in_js import CONFIGS, DROPLESS, answers_of, opened, said, sizes_of
 from meshbook.costs import tables
 from meshbook.costs.devices import DEVICES
 from meshbook.costs.memory import step_memory
-from meshbook.costs.machines import Group, Machine, joined, link_seconds
+from meshbook.costs.machines import Group, Machine, along_all, link_seconds
 from meshbook.costs.places import spans
 from meshbook.costs.plans import Plan
 from meshbook.costs.ranking import meshes, plans_on
@@ -111,13 +111,13 @@ def test_groups_of_a_machine_and_their_links_are_those_of_python(tab):
       ([device, shape, slices, mesh]) => {
         const machine = costs.machineOf(device, shape, slices);
         const groups = costs.groupsOf(machine, mesh);
-        const all = [...Object.values(groups), costs.joined(Object.values(groups))];
+        const all = [...Object.values(groups), costs.alongAll(Object.values(groups))];
         return all.map(group => [group, kinds.map(
           kind => costs.linkSeconds(kind, group, 2 ** 30, machine.device))]);
       })""", [MACHINES, kinds])
     for (name, shape, slices, mesh), answers in zip(MACHINES, found, strict=True):
         groups = Machine(DEVICES[name], shape, slices).groups(mesh).values()
-        for group, (said_of_it, seconds) in zip([*groups, joined([*groups])], answers, strict=True):
+        for group, (said_of_it, seconds) in zip([*groups, along_all([*groups])], answers, strict=True):
             assert Group(**{key: tuple(each) if isinstance(each, list) else each
                             for key, each in said_of_it.items()}) == group
             assert seconds == pytest.approx(

@@ -2,8 +2,8 @@
 
 Not drawn is what XLA makes simpler than it is written. It removes the loop of a decoder with one
 period of layers; a barrier then keeps what is made again apart from what was made before, but a
-CPU's compiler removes that as well, and of the policy "products", which makes the least again,
-merges some: with it there are two periods at least. It also sends once what is sent twice from one
+CPU's compiler removes that as well. It then merges some of both, or joins their all-reduces: with
+a policy of rematerialisation there are two periods at least. It also sends once what is sent twice from one
 place, as in a ring of two devices.
 """
 import math
@@ -118,7 +118,7 @@ def decoders(draw):
     if preset == "data_parallel":
         rows, ways = rows * ways, 1
     heads, period, remat = ways * draw(A_FEW), 1, draw(st.sampled_from(sorted(POLICIES)))
-    head_size, periods = 2 * rows * draw(A_FEW), draw(st.integers(1 + (remat == "products"), 3))
+    head_size, periods = 2 * rows * draw(A_FEW), draw(st.integers(1 + (remat != "none"), 3))
     sizes = dict(
         vocabulary=128 * math.lcm(rows, ways), tokens=ways * draw(st.integers(2, 7)), heads=heads,
         embed=heads * head_size, hidden=rows * ways * draw(st.integers(2, 9)),
@@ -173,7 +173,7 @@ def test_a_contexts_bytes_are_those_of_any_program(data):
     across, ways = data.draw(MESHES.filter(lambda shape: method != "ring" or shape[1] != 2))
     config = data.draw(of_odd_sizes(
         A_FEW.map(lambda n: n * (ways if method == "ulysses" else 1)),
-        layers=data.draw(st.integers(1 + (remat == "products"), 3)),
+        layers=data.draw(st.integers(1 + (remat != "none"), 3)),
         tokens=2 * ways * data.draw(A_FEW)))
     plan = Plan(across, context=ways, rules="data_parallel", method=method, remat=remat)
     step, mesh, state, program = compiled.__wrapped__(

@@ -119,7 +119,7 @@ def test_layers_of_every_kind_are_there_also_where_only_positions_set_them_apart
 
 @pytest.mark.parametrize("what, plan", [
     ("remat is one of none, all; found 'products'", Plan(remat="products")),
-    ("attention is one of scores, rows, blocks, fused; found 'flash'", Plan(attention="flash"))])
+    ("attention is one of scores, rows, blocks, fused, skipped; found 'flash'", Plan(attention="flash"))])
 def test_a_policy_or_attention_that_there_is_not_is_refused(what, plan):
     with pytest.raises(ValueError, match=what):
         describe(ViTConfig(), plan, 8)

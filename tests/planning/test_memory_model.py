@@ -130,7 +130,8 @@ def test_more_rows_more_layers_and_more_width_hold_more(config):
     peak = lambda config, batch, ways=1, rows=1: step_peak(describe(
         config, Plan(rows, model=ways), rows * batch))
     peaks = [peak(config, batch) for batch in (1, 2, 7, 8, 64, 65, 66, 127, 128, 129, 1024)]
-    assert peaks == sorted(set(peaks))
+    assert peaks == sorted(peaks)
+    assert len(set(peaks[1:])) == len(peaks) - 1  # up to two rows an update may hold the most
     assert peak(dataclasses.replace(config, layers=config.layers + 1), 64) > peak(config, 64)
     wider = dataclasses.replace(config, embed=2 * config.embed, hidden=2 * config.hidden)
     assert peak(wider, 64) > peak(config, 64)

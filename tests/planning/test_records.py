@@ -87,7 +87,7 @@ def test_a_later_run_replaces_an_earlier_one(tmp_path):
 def test_without_records_there_are_no_rows_and_no_pictures(tmp_path):
     for record in (*records.COMPILED, "learning", CELL, None):
         found = records.frame(record, "way", folder=tmp_path)
-        assert found.empty and [*found.columns] == [*records.COLUMNS[:1], *records.COLUMNS[2:], "way"]
+        assert found.empty and [*found.columns] == [*records.FIELDS[:1], *records.FIELDS[2:], "way"]
         assert records.spent(found, "all-to-all") == {}
         assert records.draw_ms(records.spent(found)) is None
     assert records.draw_steps(CELL, tmp_path) is records.draw_peaks(CELL, tmp_path) is None
