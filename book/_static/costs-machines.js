@@ -107,7 +107,8 @@ meshbook.costs.parts.push(data => {
     const {shape, slices} = machine, torus = three(shape), rings = ringsOf(machine);
     const divided = Object.keys(mesh).find(axis => mesh[axis] % slices === 0);
     if (!divided) {
-      const found = Object.entries(mesh).map(([axis, size]) => `${axis}=${size}`).join(", ");
+      const found = Object.entries(mesh).filter(([, size]) => size > 1)
+        .map(([axis, size]) => `${axis}=${size}`).join(", ");
       refuse(`no axis of the mesh divides over ${slices} slices: ${found}`);
     }
     const inside = {...mesh, [divided]: mesh[divided] / slices}, found = spans(shape, inside);

@@ -43,6 +43,8 @@ meshbook.costs.parts.push((data, known) => {
     const lies = layoutOf(plan), policies = TABLES[config.model].kept;
     if (plan.expert > 1 && !config.experts)
       return `a model without experts has nothing to split over ${plan.expert} devices`;
+    if (rows % plan.microbatches)
+      return `${rows} rows do not divide into ${plan.microbatches} microbatches`;
     const why = undivided(config, lies, rows / plan.microbatches);
     if (why) return why;
     const remat = plan.remat || (config.remat ?? "none");

@@ -95,7 +95,7 @@ class Machine:
     def _in_slices(self, mesh):
         split = next((axis for axis, size in mesh.items() if size % self.slices == 0), None)
         if split is None:
-            found = ", ".join(f"{axis}={size}" for axis, size in mesh.items())
+            found = ", ".join(f"{axis}={size}" for axis, size in mesh.items() if size > 1)
             raise ValueError(f"no axis of the mesh divides over {self.slices} slices: {found}")
         inside = {axis: size // self.slices if axis == split else size
                   for axis, size in mesh.items()}

@@ -25,7 +25,7 @@ SCHEDULES = ("gpipe", "lockstep", "zero_bubble")
 METHODS = ("ring", "ulysses")
 SPARE = 0.25  # of a device's memory, for gaps and for what a compiler keeps that no formula knows
 TIE = 1.1  # steps less than so many times apart are in no order by the compiler's clock
-DIVIDED = {"B": "rows in a microbatch of a batch", "T": "tokens", "D": "embed", "F": "hidden",
+DIVIDED = {"B": "rows of a microbatch", "T": "tokens", "D": "embed", "F": "hidden",
            "H": "heads", "G": "groups", "V": "padded vocabulary", "L": "periods of layers",
            "E": "experts", "M": "hidden units of the shared expert"}
 
@@ -88,13 +88,15 @@ def impossible(config: Any, plan: Plan, rows: int):
     e, layout = getattr(config, "experts", None), layout_of(plan)
     if plan.expert > 1 and e is None:
         return f"a model without experts has nothing to split over {plan.expert} devices"
-    sizes = sizes_of(config) | {"B": rows / plan.microbatches,
+    if rows % plan.microbatches:
+        return f"{rows} rows do not divide into {plan.microbatches} microbatches"
+    sizes = sizes_of(config) | {"B": rows // plan.microbatches,
                                 "L": config.layers // getattr(config, "period", 1)}
     for letter, name in DIVIDED.items():
         ways = max(layout.devices(layout.over(letter, letter, kind))
                    for kind in ("activations", "parameters", "moments"))
         if sizes.get(letter, 0) % ways:
-            return f"{name}={_exact(sizes[letter])} does not divide over {ways} devices"
+            return f"{name}={sizes[letter]} does not divide over {ways} devices"
     policies, remat = table_of(config).kept, plan.remat or getattr(config, "remat", "none")
     if remat not in policies:
         return f"remat is one of {', '.join(policies)}; found {remat!r}"
@@ -108,11 +110,6 @@ def impossible(config: Any, plan: Plan, rows: int):
     if plan.stage > 1:
         return _in_stages(plan, remat)
     return _with_context(config, plan) if plan.context > 1 else ""
-
-
-def _exact(size):
-    """A size as it is written: without a point where it is a whole number."""
-    return int(size) if size == int(size) else size
 
 
 def _in_stages(plan, remat):

@@ -69,7 +69,7 @@ def test_plans_on_a_mesh_are_all_combinations():
     (DENSE, Plan(stage=2, schedule="none"), "expected a schedule, one of gpipe, .*; found 'none'"),
     (replace(DENSE, tokens=1_048_577), Plan(context=2), "tokens=1048577 does not divide over 2"),
     (DENSE, Plan(64, rules="zero1"), "embed=32 does not divide over 64"),
-    (BIG, Plan(32, microbatches=16), "rows in a microbatch of a batch=16 does not divide over 32"),
+    (BIG, Plan(32, microbatches=16), "rows of a microbatch=16 does not divide over 32"),
     (BIG, replace(SOURCE, schedule="lockstep"), "expected remat none, found all"),
     (BIG, Plan(4, stage=8, schedule="zero_bubble", remat="none", microbatches=4),
      "needs a microbatch for each of 8 stages; found 4")])

@@ -194,7 +194,7 @@ def test_a_tensor_is_written_as_in_the_book():
 
 
 @pytest.mark.parametrize("config, plan, words", [
-    (VIT, Plan(3), "rows in a microbatch of a batch=16 does not divide over 3 devices"),
+    (VIT, Plan(3), "rows of a microbatch=16 does not divide over 3 devices"),
     (VIT, Plan(2, rules="zero1"), "zero1 has a program for the decoder only"),
     (DENSE, Plan(2, rules="zero2", microbatches=2), "bytes of microbatches are known with "
      "data_parallel, fully_sharded, tensor_parallel, zero1"),
