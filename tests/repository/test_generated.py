@@ -94,7 +94,7 @@ def test_what_runs_is_what_teaches_the_code_and_what_tests_it():
     assert generated.tests_of("models/losses")[0] == "tests/models/test_losses.py"
     assert generated.page_of(mask)
     assert generated.tests_of("hlo/module")[0] == "tests/hlo/test_module.py"
-    assert {"sent", "step_traffic"} <= {*generated.callers_of("costs/traffic", "_scalars")}
+    assert {"sent", "step_traffic"} <= {*generated.callers_of("costs/traffic", "_by_hand")}
     named = generated.tests_of("training/state", "weighted_mean")
     assert "weighted_mean" in generated.code_of_tests()[named[0]] and len(named) > 20
     assert generated.tests_of("training/state")[0] != named[0]
