@@ -19,14 +19,13 @@ from meshbook.drawing.memory_timelines import WORDS
 from meshbook.drawing.torus import NAMED
 
 
-EXPLORER = (  # scripts, in this order
-    "form-elements.js", "costs.js", "costs-machines.js", "costs-folds.js", "costs-ranking.js",
-    "explorer.js", "explorer-pictures.js", "explorer-form.js")
-
-CALCULATOR = (  # its scripts, in order
-    "form-elements.js", "costs.js", "costs-machines.js", "costs-folds.js", "costs-ranking.js",
-    "calculator-words.js", "calculator-timeline.js", "calculator-shown.js", "calculator-ranking.js",
-    "calculator-form.js")
+COSTS = (  # scripts that say what a step costs, in this order
+    "form-elements.js", "costs.js", "costs-machines.js", "costs-work.js", "costs-traffic.js",
+    "costs-memory.js", "costs-seconds.js", "costs-ranking.js")
+EXPLORER = *COSTS, "explorer.js", "explorer-pictures.js", "explorer-form.js"
+CALCULATOR = (
+    *COSTS, "calculator-words.js", "calculator-timeline.js", "calculator-shown.js",
+    "calculator-ranking.js", "calculator-form.js")
 
 
 def launch_notebook(app, pagename, templatename, context, doctree):

@@ -1,5 +1,6 @@
 // What a step of training costs: meshbook.costs in JavaScript, from the same tables. Here: tables,
-// plans, where arrays lie. costs-folds.js adds up, and costs-ranking.js goes through all plans.
+// plans, where arrays lie. costs-work.js, -traffic, -memory and -seconds add up, costs-machines.js
+// knows how devices are joined, and costs-ranking.js goes through all plans.
 // tests/book/test_costs_js.py and test_costs_refused_js.py hold every number to the Python's.
 "use strict";
 

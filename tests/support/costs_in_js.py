@@ -13,7 +13,8 @@ from meshbook.models.decoder import DecoderConfig
 from meshbook.models.expert_layers import JAXFORMER, ExpertSizes
 
 STATIC = Path(__file__).resolve().parents[2] / "book" / "_static"
-SCRIPTS = ("costs.js", "costs-machines.js", "costs-folds.js", "costs-ranking.js")
+SCRIPTS = ("costs.js", "costs-machines.js", "costs-work.js", "costs-traffic.js", "costs-memory.js",
+           "costs-seconds.js", "costs-ranking.js")
 DENSE = DecoderConfig(1000, tokens=384, embed=96, hidden=144, heads=12, layers=12, dropout=0.1)
 LATENT = replace(DENSE, latent=24, rotary=6, period=3, bias=True, gated=False)
 DROPLESS = replace(DENSE, experts=ExpertSizes(6, 2))
