@@ -95,7 +95,8 @@ class Kept:
 class Table:
     """A model: rows of what comes before its layers, of a layer, and of what comes after them.
 
-    dims: {letter: fields of the config and numbers, multiplied; "a|b" is a, or b where a is 0}.
+    dims: {letter: fields of the config and numbers, multiplied; "a|b" is a, or b where a is 0}; of
+    tokens T, those of a query W, and of keys U, "1" where a model has none.
     inputs: what a step is given; kept: what a layer keeps for the backward pass, by policy of
     rematerialisation; working: what is there at once where a layer that was computed again goes
     back. logits: bytes of one of them where their loss is computed, 0 for those of the dtype.

@@ -176,9 +176,9 @@ def table_of(config: Any):
 
 
 def fields_of(config: Any):
-    """{name: number} of what a table's dims can name."""
-    names = ("tokens", "embed", "hidden", "heads", "head_size", "padded", "vocabulary", "patch",
-             "image", "classes", "groups", "latent", "rotary")
+    """{name: number} of what the dims of its table name."""
+    names = {name for said in table_of(config).dims.values() for word in said.split()
+             for name in word.split("|")}
     found = {name: getattr(config, name) for name in names if hasattr(config, name)}
     if isinstance(config, ViTConfig):
         found["patches"] = config.tokens - 1
@@ -207,7 +207,7 @@ def flags_of(config: Any):
     """The flags that all layers of a model have, as far as its config sets them."""
     experts = getattr(config, "experts", None)
     on = {"gated": getattr(config, "gated", False), "bias": getattr(config, "bias", True),
-          "latent": getattr(config, "latent", 0), "dropout": config.dropout,
+          "latent": getattr(config, "latent", 0), "dropout": getattr(config, "dropout", 0),
           "scores": not getattr(config, "by_row", False), "shared": experts and experts.shared,
           "biased": experts and experts.biased}
     return {name for name, value in on.items() if value}
