@@ -117,6 +117,17 @@ def test_layers_of_every_kind_are_there_also_where_only_positions_set_them_apart
     assert kept_bytes(step, "none") == DENSE.layers * kept_bytes(one, "none")
 
 
+@pytest.mark.parametrize("table", tables.TABLES.values(), ids=[
+    each.__name__ for each in tables.TABLES])
+def test_what_is_kept_are_whole_arrays_of_letters_that_the_model_has(table):
+    known = {*table.dims, "B"}
+    for each in (*table.inputs, *table.working, *itertools.chain(*table.kept.values())):
+        assert each.bytes in (0, 1, 2, 4) and each.count >= 1 and set(each.letters) <= known, each
+    for row in (*table.first, *table.layer, *table.last):
+        assert set(row.letters) - {">"} <= known and set(row.tokens + row.useful) <= known, row
+        assert row.gradients in (0, 1, 2) and row.count in (1, 2, 3), row
+
+
 @pytest.mark.parametrize("what, plan", [
     ("remat is one of none, all; found 'products'", Plan(remat="products")),
     ("attention is one of scores, rows, blocks, fused, skipped; found 'flash'", Plan(attention="flash"))])
