@@ -27,7 +27,8 @@ def test_bars_are_in_proportion_within_a_column():
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_columns_share_what_the_names_leave_of_the_width_evenly(count):
     titles = "abcdefgh"[:count]
-    drawn = draw_measures({"one": dict.fromkeys(titles, 8), "another": dict.fromkeys(titles, 4)}, "")
+    rows = {"one": dict.fromkeys(titles, 8), "another": dict.fromkeys(titles, 4)}
+    drawn = draw_measures(rows, "Two.")
     bars = [node for node in ElementTree.fromstring(drawn.html).iter() if node.get("data-measure")]
     starts = [float(bar.get("x")) for bar in bars[::2]]
     pitch = (WIDTH - starts[0]) / count

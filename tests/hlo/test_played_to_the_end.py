@@ -34,8 +34,9 @@ def carried(number, mark, result):
     gather = (f"%gather = {GATHERED} all-gather(%p), channel_id={number}, dimensions={{0}}, "
               "replica_groups=[1,8]<=[8], use_global_device_ids=true, "
               f'frontend_attributes={{chain_id="{number}"}}')
-    body = (f"%of_{name} (p: f32[]) -> f32[] {{\n  %p = {FAR} parameter(0)\n  {gather}\n  ROOT %mark "
-            f'= {result} custom-call(%gather), custom_call_target="AsyncCollective{mark}"\n}}\n\n')
+    body = (f"%of_{name} (p: f32[]) -> f32[] {{\n  %p = {FAR} parameter(0)\n  {gather}\n"
+            f"  ROOT %mark = {result} custom-call(%gather), "
+            f'custom_call_target="AsyncCollective{mark}"\n}}\n\n')
     return body, f"%{name} = {result} fusion(%x), kind=kCustom, calls=%of_{name}"
 
 
@@ -44,7 +45,8 @@ def test_of_two_collectives_in_flight_the_core_waits_for_the_one_that_it_needs(l
     """The second begins when the links are free, and the core goes on while it is sent."""
     wire = wire_seconds("all-gather", [8], (1, 8 * N), V5E)
     parts = [carried(number, mark, GATHERED) for mark in ("Start", "Done") for number in (1, 2)]
-    before, (start1, start2, *done) = "".join(body for body, _ in parts), [line for _, line in parts]
+    before = "".join(body for body, _ in parts)
+    start1, start2, *done = [line for _, line in parts]
     first, second = done if last == 2 else done[::-1]
     found = played(start1, start2, first, working("one", wire / 4), second,
                    working("two", wire / 4), before=before)

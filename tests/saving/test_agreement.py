@@ -136,7 +136,7 @@ def test_another_value_of_either_process_is_refused_by_both(told):
 
 
 class Silent:
-    """A store in which one process says nothing, and a clock that goes on while it is waited for."""
+    """A store in which a process says nothing, and a clock that goes on while one waits for it."""
 
     def __init__(self):
         self.now, self.waits = 0.0, []
