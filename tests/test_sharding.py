@@ -1,4 +1,6 @@
 """Meshes, the sharding rules, and what they say of input that does not fit."""
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -6,7 +8,9 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec as P
 
 from meshbook.hlo.collectives import collectives
-from meshbook.sharding import Sharding, check_split, make_mesh, place, reduced
+from meshbook.sharding import (
+    Sharding, WithOwn, check_split, extra_axes, make_mesh, opened, place, reduced, row_groups
+)
 
 PRESETS = ("none", "data_parallel", "tensor_parallel", "fully_sharded")
 
@@ -166,3 +170,54 @@ def test_a_size_that_the_mesh_cannot_divide():
         with jax.set_mesh(make_mesh((2, 4))):
             check_split("DF", (8, 6), P(None, "model"))
 
+
+@pytest.mark.parametrize("types, found", [
+    (None, "no mesh"), (AxisType.Auto, r"an Auto mesh, \('batch', 'model'\)"),
+    ((AxisType.Explicit, AxisType.Auto), r"an Auto mesh, \('batch', 'model'\)")])
+def test_a_mesh_that_is_not_explicit_is_named(types, found):
+    around = contextlib.nullcontext() if types is None else jax.set_mesh(
+        make_mesh((4, 2), axis_types=types))
+    with around, pytest.raises(ValueError, match=rf"DF\(8, 8\) needs an .*; found {found}$"):
+        check_split("DF", (8, 8), P(None, "model"))
+
+
+def test_of_several_processes_all_devices_have_to_be_in_the_mesh(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    for shape in ((8, 1), (4, 2), (1, 8)):
+        assert row_groups(make_mesh(shape)) == (0, 1)  # these devices are all of one process
+    with pytest.raises(ValueError, match="has 4 devices, and 2 processes have 8: expected a mesh"):
+        row_groups(make_mesh((2, 2)))
+
+
+@pytest.mark.parametrize("stored, used, extra", [
+    (P("batch", "model"), P(None, "model"), {0: ("batch",)}),
+    (P("batch", "model"), P(), {0: ("batch",), 1: ("model",)}),
+    (P(None, None, ("model", "batch")), P(None, None, "model"), {2: ("batch",)}),
+    (P("batch"), P("batch", None, None), {})])
+def test_a_dimension_that_a_spec_leaves_out_is_not_split(stored, used, extra):
+    assert extra_axes(stored, used) == extra
+
+
+def test_what_is_split_in_use_alone_is_refused_in_any_dimension():
+    for stored, used in (P(), P("model")), (P("batch"), P("batch", None, "model")):
+        with pytest.raises(ValueError, match="expected the axes of its use first in storage"):
+            extra_axes(stored, used)
+
+
+@pytest.mark.parametrize("dtype", [None, jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("how", ["as it lies", "gathered", "given whole"])
+def test_a_parameter_is_used_in_the_type_that_is_asked_for_and_its_gradient_keeps_its_own(
+        how, dtype):
+    def loss(own, whole, x_BD):
+        w = opened(WithOwn(whole, own) if how == "given whole" else own, used, dtype)
+        assert w.dtype == (dtype or jnp.float32) and w.shape == (8, 2)
+        return jnp.einsum("BD,DF->BF", x_BD.astype(w.dtype), w).sum().astype(jnp.float32)
+
+    used = P(reduced={"batch"})
+    with jax.set_mesh(make_mesh((4, 2))):
+        whole = jax.device_put(np.arange(16, dtype=np.float32).reshape(8, 2), P())
+        own = whole if how == "as it lies" else jax.reshard(whole, P("batch"))
+        x_BD = jax.device_put(np.ones((4, 8), np.float32), P("batch"))
+        found = jax.jit(jax.grad(loss))(own, whole, x_BD)
+    assert found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, np.full((8, 2), 4.0))

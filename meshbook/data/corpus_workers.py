@@ -47,7 +47,7 @@ class Processes:
         """
         items = list(items)
         done = 0
-        with self._pool(job, multiprocessing.get_context("spawn").Barrier(1)) as pool:
+        with self._pool(job) as pool:
             try:
                 for result in pool.map(_call, items):
                     yield result
@@ -64,14 +64,14 @@ class Processes:
         with self._pool(job, barrier) as pool:
             return list(pool.map(_call_together, range(self.count)))
 
-    def _pool(self, job, barrier):
+    def _pool(self, job, barrier=None):
         context = multiprocessing.get_context("spawn")
         return futures.ProcessPoolExecutor(
             self.count, mp_context=context, initializer=_begin, initargs=(job, barrier))
 
 
 def _begin(job, barrier):
-    """In a worker: keep the job, which is sent once, not with every item."""
+    """In a worker: keep the job, which is sent once, not with every item, and where all wait."""
     global _job, _barrier
     _job, _barrier = job, barrier
 

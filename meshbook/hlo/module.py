@@ -68,8 +68,7 @@ class Shape:
         order = [int(at) for at in self.layout.partition(":")[0].split(",") if at]
         dims = [self.dims[at] for at in order] or [1]  # the innermost first
         for at, size in enumerate(reversed(tile[1].split(","))):
-            if at < len(dims):
-                dims[at] = -(-dims[at] // int(size)) * int(size)
+            dims[at] = -(-dims[at] // int(size)) * int(size)
         return (math.prod(dims) * self._bits + 7) // 8
 
 

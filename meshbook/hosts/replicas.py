@@ -38,7 +38,7 @@ def hash_of(x: Array):
         x = jnp.stack([x.real, x.imag])
     word = min(x.dtype.itemsize, 4)  # bytes: a larger number is two words
     bits = jax.lax.bitcast_convert_type(x, f"uint{8 * word}").reshape(-1)
-    mixed = bits.astype(jnp.uint32) * np.uint32(2_654_435_761)
+    mixed = bits * np.uint32(2_654_435_761)  # a uint32, whatever the bits were
     mixed ^= mixed >> 16
     weights = 2 * jnp.arange(bits.size, dtype=jnp.uint32) + 1
     return (mixed * weights).sum(dtype=jnp.uint32)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import jax
@@ -154,8 +155,8 @@ def opened(w: Parameter, used: P, dtype: DTypeLike | None = None):
 def extra_axes(stored: P, used: P):
     """{dimension: the axes that split it in storage alone}."""
     found = {}
-    for dim, rule in enumerate(stored.partitions):
-        there, here = axes_of(rule), axes_of((*used.partitions, *[None] * (dim + 1))[dim])
+    for dim, rules in enumerate(zip_longest(stored.partitions, used.partitions)):
+        there, here = map(axes_of, rules)
         if there[:len(here)] != here:
             raise ValueError(f"dimension {dim} of a parameter is stored as {stored} and used as "
                              f"{used}: expected the axes of its use first in storage")

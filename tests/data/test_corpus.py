@@ -1,4 +1,5 @@
 """A corpus: each document exactly once, the same bytes from any workers, after any kill."""
+import itertools
 import json
 import multiprocessing
 import os
@@ -68,6 +69,24 @@ def test_shards_have_equal_length_and_are_one_stream(whole):
         for each in shards:
             assert each.starts.tolist() == np.flatnonzero(each.ids == ENCODING.eot_token).tolist()
     assert sum(each.ids[0] != ENCODING.eot_token for each in shards) or len(shards) == 1
+
+
+def test_a_shard_reads_the_pieces_that_have_some_of_its_tokens_and_no_others(
+        inputs, tmp_path, monkeypatch):
+    made, place, seen, read = small_plan(inputs), Place(tmp_path), [], Place.read
+    job = corpus.MakePiece(made, str(tmp_path), ENCODING)
+    counts = [job(number)["train"][0] for number in range(len(made.pieces))]
+    begins = [0, *itertools.accumulate(counts)]
+    monkeypatch.setattr(Place, "read", lambda self, name: seen.append(name) or read(self, name))
+    stream = corpus.cut(place, "train", 0, begins[-1] + 1, begins, made)
+    assert min(counts) > 2 and len(stream) == begins[-1] + 1 and stream[-1] == made.end
+    edges = sorted({edge + more for edge in begins[:4] for more in (-1, 0, 1)} - {-1})
+    for begin, end in itertools.combinations(edges, 2):
+        seen.clear()
+        ids = corpus.cut(place, "train", begin, end, begins, made)
+        assert ids.tolist() == stream[begin:end].tolist()
+        assert seen == [corpus.piece_name("train", number) for number in range(len(counts))
+                        if max(begin, begins[number]) < min(end, begins[number + 1])]
 
 
 def test_the_index_says_what_is_there_and_pieces_are_gone(whole):

@@ -1,5 +1,6 @@
 """Workers are looked at before they start; a bucket that fails costs time, and nothing else."""
 import json
+import os
 
 import pytest
 from corpora import ENCODING, clear_memory, failing, hashes, small_plan, write_inputs
@@ -57,6 +58,19 @@ def test_an_error_of_a_job_arrives_with_its_message(inputs, tmp_path):
         file.write('{"text": 1}\n')
     with pytest.raises(ValueError, match="a.jsonl, line 203 is a JSON object without a text"):
         build_corpus(small_plan(inputs), tmp_path / "x", ENCODING, Processes(2))
+
+
+def dies_at_three(item):
+    if item == 3:
+        os._exit(1)
+    return 10 * item
+
+
+def test_what_arrived_before_a_worker_died_is_kept_and_counted():
+    found = Processes(1).run(dies_at_three, range(5))
+    assert [next(found) for _ in range(3)] == [0, 10, 20]
+    with pytest.raises(RuntimeError, match="a worker ended .* 3 of 5 results had arrived"):
+        next(found)
 
 
 @pytest.fixture

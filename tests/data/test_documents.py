@@ -55,6 +55,22 @@ def test_a_cut_at_every_byte_of_a_separator(tmp_path):
         assert len(first) == 1 + (cut > 3 + len(END)) + (cut > 6 + 2 * len(END))
 
 
+@pytest.mark.parametrize("block", [1, 5, 13, 1 << 20])
+@pytest.mark.parametrize("name, content", [
+    ("x.txt", f"{END}{END}one{END}{END}{END} {END}two{END}{END}"),
+    ("x.txt", f"{END}one{END}{END}two"),
+    ("x.jsonl", '\n\n{"text": "one"}\n\n\n \n{"text": "two"}\n\n'),
+    ("x.jsonl", '{"text": "one"}\n\n{"text": "two"}')])
+def test_a_cut_at_every_byte_between_records_without_content(
+        tmp_path, monkeypatch, block, name, content):
+    monkeypatch.setattr(documents, "BLOCK", block)
+    (tmp_path / name).write_text(content)
+    (source,) = find_inputs(tmp_path)
+    for cut in range(1, source.length):
+        for other in (cut, min(cut + 1, source.length), min(cut + 14, source.length)):
+            assert read_in_pieces(source, [cut, other]) == ["one", "two"], (cut, other)
+
+
 def test_blank_lines_and_space_around_texts_are_no_documents(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b'\n\n{"text": " a "}\r\n  \n{"text": ""}\n\n')
     (tmp_path / "b.txt").write_text(f"{END}\n x \n{END}{END}  {END}")

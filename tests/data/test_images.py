@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 import textwrap
+import types
 
 import grain
 import numpy as np
@@ -45,6 +46,14 @@ def test_shapes_and_types(data):
         assert set(part.labels.tolist()) == set(range(10))
     assert len(data.classes) == 10 and data.flip != data.is_stand_in
     assert ("stand-in" in data.source) == data.is_stand_in
+
+
+def test_labels_of_any_data_set_of_torchvision_fit_in_int32():
+    labels = [0, 127, 128, 255, 256, 32_767, 32_768, 65_535, 65_536, 2**31 - 1]
+    data = types.SimpleNamespace(data=np.zeros((10, 2, 4, 3), np.uint8)[:, ::2], targets=labels)
+    found = images.as_images(data)
+    assert found.labels.dtype == np.int32 and found.labels.tolist() == labels
+    assert found.inputs.flags.c_contiguous and len(found) == 10
 
 
 def test_no_image_is_in_two_sets(data):

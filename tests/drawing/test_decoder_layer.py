@@ -2,7 +2,9 @@
 from xml.etree import ElementTree
 
 import pytest
+from boxes import drawings
 
+from meshbook.drawing import svg
 from meshbook.drawing.decoder import draw_decoder, draw_pre_norm
 
 COUNTS = {"embedding": 1_000, "attention": 2_000, "norm": 30, "MLP": 4_000, "head": 5_000}
@@ -28,6 +30,30 @@ def test_the_block_frames_attention_mlp_and_their_norms_only():
               for box in boxes if box is not block]
     assert inside == [False, True, True, True, True, False]
     assert sum(node.tag.endswith("polyline") for node in root) == 2  # one around each layer
+
+
+@pytest.mark.parametrize("drawing, kinds", [
+    (lambda: draw_decoder(COUNTS, 3, 16, 640), (0, 2, None, 2, None, 0)),
+    (lambda: draw_pre_norm(STEPS, 3, "A decoder."), (0, None, 2, None, 2, None, 0))])
+def test_layers_have_the_colour_of_their_kind_and_norms_none(drawing, kinds):
+    (_, _, found), = drawings(drawing())
+    steps = [box for box in found if box.tag == "rect" and not box.node.get("stroke-dasharray")]
+    assert [box.node.get("fill") for box in steps] == [
+        "none" if kind is None else svg.KINDS[kind] for kind in kinds]
+    words = [box.node for box in found if box.tag == "text" and any(map(box.overlaps, steps))]
+    assert [node.get("fill") for node in words] == [
+        "currentColor" if kind is None else svg.ink(svg.KINDS[kind]) for kind in kinds]
+
+
+def test_sums_and_arrows_lie_between_the_steps_and_point_downwards():
+    (_, _, found), = drawings(draw_pre_norm(STEPS, 3, "A decoder."))
+    steps = [box for box in found if box.tag == "rect" and not box.node.get("stroke-dasharray")]
+    sums = [box for box in found if box.tag == "circle"]
+    assert len(sums) == 2 and all(one.bottom < other.top for one, other in zip(steps, steps[1:]))
+    for each in sums:
+        assert not any(step.top < each.bottom and each.top < step.bottom for step in steps)
+    for line in (box.node for box in found if box.tag == "line"):
+        assert float(line.get("y1")) <= float(line.get("y2"))
 
 
 def test_a_missing_step_is_refused():

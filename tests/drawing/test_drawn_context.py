@@ -16,6 +16,10 @@ def test_a_block_has_its_devices_colour_and_is_pale_where_nothing_is_seen():
         (device, step) for _, _, device, step in MEETINGS]
     assert all(colour == svg.device_colour(int(device)) for colour, device, *_ in cells)
     assert ["opacity" in rest for *_, rest in cells] == [False, False, False, True]
+    inks = [ink for ink, word in re.findall(r'<text [^>]*fill="([^"]*)"[^>]*>([^<]*)<', drawn)
+            if word.isdigit()]  # of the page where the cell lets it through
+    assert inks == [svg.ink(colour) if "opacity" not in rest else "currentColor"
+                    for colour, *_, rest in cells]
 
 
 def test_each_panel_has_words():

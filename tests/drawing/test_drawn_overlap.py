@@ -44,6 +44,18 @@ def test_lanes_hold_the_work_and_the_communication(run):
     assert "mine: 8.0 ms, 2.00 exposed, 1.00 hidden" in picture.alt
 
 
+@pytest.mark.parametrize("pause, parts", [(125, 1), (249, 1), (250, 2), (500, 2)])
+def test_a_pause_of_a_pixel_is_drawn_and_a_shorter_one_is_not(pause, parts):
+    """Over 330 pixels that are 250 ms each."""
+    spans = [(0, 1000), (1000 + pause, 2000 + pause)]
+    run = EstimatedRun([schedule.Span("", "compute", schedule.CORE, start / 1000, end / 1000, "",
+                                      None) for start, end in spans], DEVICES["TPU v5e"])
+    found = drawn(draw_overlap({"mine": run}, window=(0.0, 250.0 * drawing.WIDE)), "core",
+                  250.0 * drawing.WIDE)
+    expected = [(start, end, 1) for start, end in spans] if parts == 2 else [(0, 2000 + pause, 1)]
+    assert found == [pytest.approx(each, abs=3) for each in expected]
+
+
 def test_runs_share_one_scale(run):
     short = EstimatedRun(run.played[:2], run.device)
     picture = draw_overlap({"one": run, "two": short})

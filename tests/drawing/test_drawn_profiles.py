@@ -40,6 +40,15 @@ def test_the_lanes_show_every_operation_where_and_as_long_as_it_ran():
         kind: [(y, x, wide) for x, y, wide in lanes] for kind, lanes in drawn.items()}
 
 
+@pytest.mark.parametrize("long, wide", [(0.25, 0), (0.5, 0), (0.75, 1), (1.0, 1), (1.75, 2)])
+def test_a_pixel_that_is_idle_for_half_its_time_or_more_stays_blank(long, wide):
+    """Over 400 pixels of 1 ms each."""
+    ends = [Record(0, "a", "compute", at, 1.0, 0) for at in (0.0, WIDE - 1.0)]
+    drawn = runs(draw_gantt(Trace([*ends, Record(0, "b", "copy", 8.0, long, 0)]), 1))
+    assert [(x, width) for x, _, width in drawn["compute"]] == [(0, 1), (WIDE - 1, 1)]
+    assert [(x, width) for x, _, width in drawn.get("copy", [])] == [(8, wide)] * (wide > 0)
+
+
 def test_the_steps_are_from_the_middle_and_the_words_say_what_the_lanes_show():
     drawing = draw_gantt(RUN)
     assert "step 1" in drawing.html and "step 2" in drawing.html and "step 3" not in drawing.html

@@ -2,9 +2,11 @@
 
 import dataclasses
 
+import jax
+import numpy as np
 import pytest
 
-from meshbook.faults import FAULTS, gallery, networks, right_programs
+from meshbook.faults import FAULTS, gallery, networks, right_models, right_programs
 from meshbook.faults.wrong_models import MODEL_FAULTS
 from meshbook.proofs import ProofFailed
 
@@ -93,3 +95,38 @@ def test_gallery_is_a_table_of_what_ran():
     assert table.rows()[0] == ("an extra psum", "-", "-", "caught", "-", "-", "-")
     assert "| a missing psum | - | caught | caught | - | - | - |" in table._repr_markdown_()
     assert "along model" in str(table.failures["an extra psum"]["communicates"])
+
+
+@pytest.mark.parametrize("optimizer", [networks.SGD, networks.ADAM])
+def test_gradients_are_compared_under_any_optimizer_and_parameters_under_sgd(optimizer):
+    specimen = dataclasses.replace(right_programs.right(), optimizer=optimizer)
+    run = specimen.run()
+    assert (run.params is None) == (optimizer is networks.ADAM)
+    if run.params is not None:
+        assert run.params(run.state) is run.state["params"]
+    found = run.gradients(run.state, 0)
+    _, right = specimen.reference(*jax.device_put((networks.initial_weights(), networks.data(0))))
+    for name, expected in right.items():
+        np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_to_be_learnt_is_not_at_its_own_place_in_the_inputs():
+    """The residual alone knows nothing of it, and every step has other examples."""
+    x, y = (networks.data(3)[name].reshape(-1, networks.D) for name in "xy")
+    both = np.corrcoef(x.T, y.T)[:networks.D, networks.D:]
+    where = np.abs(both).argmax(0)
+    assert (np.abs(both).max(0) > 0.9).all() and sorted(where) == list(range(networks.D))
+    assert (where != np.arange(networks.D)).all() and np.abs(np.diag(both)).max() < 0.2
+    assert not np.array_equal(networks.data(3)["x"], networks.data(4)["x"])
+
+
+@pytest.mark.parametrize("preset", right_models.RULES)
+def test_a_vit_gathers_its_parameters_where_they_are_stored_in_parts(preset):
+    """Each of them for the forward pass and for the backward pass, in pieces."""
+    trial = right_models.vit(preset)
+    gathers = trial.traffic.get(("all-gather", "batch"), (0, 0))
+    stored = [4 * leaf.size // trial.mesh.shape["model"] for leaf in jax.tree.leaves(trial.start)]
+    if preset == "fully_sharded":
+        assert max(stored) < gathers[1] < 2 * sum(stored) and trial.weights < sum(stored) / 4
+    else:
+        assert gathers == (0, 0) and trial.weights > sum(stored) / 4

@@ -142,6 +142,30 @@ def test_paths_of_a_readers_own_step_are_enough():
     assert found.total == live_bytes(program).bytes
 
 
+FIRST = """HloModule step, is_scheduled=true, input_output_alias={ {}: (0, {}, may-alias) }
+
+ENTRY %main (w: f32[64,64], x: f32[512,64]) -> f32[64,64] {
+  %w = f32[64,64]{1,0} parameter(0), metadata={op_name="params[0]"}
+  %x = f32[512,64]{1,0} parameter(1), metadata={op_name="x"}
+  %y = f32[512,64]{1,0} dot(%x, %w), metadata={op_name="jit(step)/jvp(f)/dot"}
+  %z = f32[512,64]{1,0} sine(%y), metadata={op_name="jit(step)/jvp(f)/sin"}
+  %dw = f32[64,64]{1,0} dot(%z, %x), metadata={op_name="jit(step)/transpose(jvp(f))/dot"}
+  ROOT %new = f32[64,64]{1,0} subtract(%w, %dw), metadata={op_name="jit(step)/sub"}
+}
+"""
+
+
+def test_what_the_first_operation_of_the_backward_pass_writes_may_be_a_weights_gradient():
+    found, live = kinds_over_time(FIRST), live_bytes(FIRST)
+    places = {name: at for at, name in enumerate(live.schedule)}
+    assert found.turn == places["dw"] and found.total == live.bytes
+    size = 64 * 64 * 4
+    assert {name: found.kinds["weight gradients"][at] for name, at in places.items()} == {
+        "w": 0, "x": 0, "y": 0, "z": 0, "dw": size, "new": size}
+    assert found.kinds["parameters"] == 6 * [size] and not any(found.kinds["activation gradients"])
+    assert found.kinds["activations"][places["z"]] == 512 * 64 * 4
+
+
 def test_operations_that_write_less_than_a_kilobyte_are_not_busy():
     found = recorded(USUAL)
     assert 0 < len(found.busy) < len(found.total) and list(found.busy) == sorted(set(found.busy))

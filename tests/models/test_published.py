@@ -129,3 +129,23 @@ def test_annotations_by_name_and_as_the_post_spells_them_make_the_same_weights()
             assert {shard.data.shape for shard in layer.kernel[...].addressable_shards} == {
                 (VIT.embed, width)}
         np.testing.assert_array_equal(theirs.kernel[...], ours.kernel[...])
+
+
+class Counting(PublishedMiniGPT):
+    """After a token comes the next number; `seen` is what the model is asked about."""
+
+    def __init__(self, seen, maxlen):
+        self.look, self.maxlen = seen.append, maxlen
+
+    def __call__(self, inputs, training=False):
+        self.look(inputs.tolist())
+        return jax.nn.one_hot(inputs + 1, 20)
+
+
+def test_the_source_writes_by_asking_about_its_first_tokens_filled_up_with_zeros():
+    seen = []
+    assert Counting(seen, 4).generate(5, [1, 2], top_k=1) == [3, 4, 5, 5, 5]
+    assert seen == [[[1, 2, 0, 0]], [[1, 2, 3, 0]], *[[[1, 2, 3, 4]]] * 3]
+    seen.clear()
+    assert Counting(seen, 4).generate(2, [7, 8, 9, 11, 13], top_k=1) == [12, 12]
+    assert seen == [[[7, 8, 9, 11]]] * 2

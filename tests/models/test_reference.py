@@ -1,4 +1,5 @@
 """The reference that shares no code with the models: logits, training and evaluation are equal."""
+import contextlib
 import functools
 
 import jax
@@ -204,3 +205,27 @@ def assert_evaluates(found, right):
     loss, accuracy = map(float, right)
     assert found["loss"] == pytest.approx(loss, rel=2e-6)
     assert found["accuracy"] == pytest.approx(accuracy, rel=1e-6)
+
+
+EVEN = np.linspace(-3, 3, 75, dtype=np.float32)  # their mean is uncertain by 0.2
+APART = np.float32(18 * [3] + 9 * [-3] + 48 * [1])  # their mean is 1, five times as much
+
+
+@pytest.mark.parametrize("w, fault", [
+    (EVEN, None), (APART * (np.arange(75) > 0), None), (APART, "a mean of 0, found 1"),
+    (1.01 * EVEN, "up to 3, found 3.0"), (0.89 * EVEN, "up to 3, found 2.6"),
+    (np.sign(EVEN) * 3, "a uniform distribution, found 1.7"),
+    (EVEN ** 3 / 9, "a uniform distribution, found 0.6")])
+def test_weights_that_start_otherwise_than_uniformly_up_to_their_bound_are_refused(w, fault):
+    refused = pytest.raises(AssertionError, match=f"w_in_DF: expected {fault}")
+    with refused if fault else contextlib.nullcontext():
+        reference.assert_initial({"w_in_DF": w}, {"DF": 3})
+
+
+def test_biases_start_at_0_scales_at_1_and_no_two_weights_alike():
+    right = {"b_in_F": np.zeros(3), "scale_D": np.ones(3), "class_D": np.zeros(3), "w_in_DF": EVEN}
+    reference.assert_initial(right, {"DF": 3, "F": 1})
+    for name, x in (("b_in_F", np.ones(3)), ("scale_D", np.zeros(3)), ("class_D", np.ones(3)),
+                    ("w_out_DF", EVEN)):
+        with pytest.raises(AssertionError, match=f"{name}: expected (0|1|elements of its own)"):
+            reference.assert_initial(right | {name: x}, {"DF": 3, "F": 1})

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meshbook.parallel import grouped
 from meshbook.parallel.grouped import blocks_of, grouped_matmul
 from meshbook.proofs import work
 
@@ -71,6 +72,23 @@ def test_a_block_of_no_expert_is_not_computed():
     compiled = jax.jit(grouped_matmul).lower(*arguments).compile()
     assert work(compiled) == 20 * 2 * 6 * 7
     assert work(compiled, taken={"cond": (0.4, 0.6)}) == pytest.approx(0.6 * 20 * 2 * 6 * 7)
+
+
+def test_of_blocks_only_those_of_an_expert_are_computed_forward_and_backward(monkeypatch):
+    def noted(needed, make):
+        jax.debug.callback(lambda each: seen.append(bool(each)), needed)
+        return if_needed(needed, make)
+
+    seen, if_needed = [], grouped.if_needed
+    monkeypatch.setattr(grouped, "if_needed", noted)
+    owner = jnp.array([3, 0, 2, 3, 1])
+    _, back = jax.vjp(lambda x, w: grouped_matmul(x, w, owner), jnp.ones((20, 6)),
+                      jnp.ones((3, 6, 7)))
+    jax.effects_barrier()
+    assert sorted(seen) == 2 * [False] + 3 * [True]
+    back(jnp.ones((20, 7)))
+    jax.effects_barrier()
+    assert sorted(seen) == 3 * 2 * [False] + 3 * 3 * [True]  # of the rows and of the matrices
 
 
 @pytest.mark.parametrize("policy, again", [

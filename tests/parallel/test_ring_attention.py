@@ -101,6 +101,30 @@ def blocks(*shape):
     return jnp.asarray(np.random.default_rng(1).normal(size=shape), jnp.float32)
 
 
+def products_in(jaxpr):
+    """The types of all products of a program: (left, right, result)."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            yield tuple(x.aval.dtype.name for x in (*equation.invars, *equation.outvars))
+        for inner in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns")):
+            if hasattr(getattr(inner, "jaxpr", inner), "eqns"):
+                yield from products_in(getattr(inner, "jaxpr", inner))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_all_products_have_factors_of_the_given_type_and_results_in_float32(dtype):
+    queries = blocks(1, 2, 1, 3, 4, 2).astype(dtype), jnp.arange(4)[None], None
+    keys = blocks(1, 2, 1, 5, 2).astype(dtype), jnp.arange(5)[None], None
+    values, pairs = blocks(1, 2, 1, 5, 6).astype(dtype), jnp.array([[0, 0]])
+    dy, of_each = blocks(1, 2, 1, 3, 4, 6).astype(dtype), blocks(1, 2, 1, 3, 4)
+    forward = jax.make_jaxpr(lambda: blockwise.look(
+        blockwise.begun(queries, values), queries, keys, values, pairs))()
+    backward = jax.make_jaxpr(lambda: blockwise.gradient(
+        jnp.zeros(queries[0].shape), queries, keys, values, (of_each, dy, of_each), pairs))()
+    for program, count in (forward, 2), (backward, 5):
+        assert list(products_in(program.jaxpr)) == count * [(dtype, dtype, "float32")]
+
+
 def test_a_block_of_which_nothing_is_seen_changes_nothing_and_is_no_nan():
     queries = blocks(1, 1, 1, 1, 4, 2), jnp.arange(4)[None], None
     keys = blocks(1, 1, 1, 4, 2), jnp.arange(4)[None] + 2, None  # two queries see nothing

@@ -57,3 +57,17 @@ def test_a_pandas_table_on_request(monkeypatch):
     assert frame.groupby("operation").duration.sum().to_dict() == pytest.approx(made.by_operation())
     assert frame[frame.device == 1].duration.sum() == pytest.approx(made.by_device()[1])
     assert made.only(device=99).frame().empty
+
+
+@pytest.mark.parametrize("count", [1, 10, 11, 12, 40])
+def test_a_trace_prints_its_ten_longest_operations_and_the_others_as_one(count):
+    """Eleven are all named: one other would be no shorter."""
+    made = Trace(Record(0, f"dot.{n}", "compute", float(n), 1.0 + n, 0) for n in range(count))
+    rows = repr(made).splitlines()[1:]
+    named = count if count <= 11 else 10
+    assert [row.split()[0] for row in rows[:named]] == [
+        f"dot.{n}" for n in reversed(range(count - named, count))]
+    assert len(rows) == named + (count > 11)
+    assert count <= 11 or rows[-1].startswith(f"{count - 10} others")
+    assert repr(made) == repr(made.operations(10))
+    assert made._repr_markdown_() == made.operations(10)._repr_markdown_()

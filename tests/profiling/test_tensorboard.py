@@ -2,6 +2,8 @@
 
 import collections
 import functools
+import gzip
+import io
 import json
 import re
 import signal
@@ -97,6 +99,12 @@ def test_the_trace_viewer_has_the_events_that_read_trace_has(board, folder, name
     assert any(len(each) == 8 * STEPS for each in ours.values())
     assert {name: pytest.approx(sorted(each), abs=1e-3) for name, each in ours.items()} == {
         name: sorted(each) for name, each in theirs.items()}
+
+
+@pytest.mark.parametrize("packed", [gzip.compress, bytes])
+def test_a_reply_may_be_compressed_or_not(packed):
+    words = "a plain × text, " * 20
+    assert module._text(io.BytesIO(packed(words.encode()))) == words
 
 
 def test_the_graph_viewer_has_the_program_that_ran(board, folder):

@@ -84,3 +84,12 @@ def test_without_gradients_each_leaf_is_held_to_its_own_change():
     proofs.assert_same_training(right, right, BATCHES[:3])
     with pytest.raises(ProofFailed, match="parameter after the last step, leaf count: .*e-06 of "):
         proofs.assert_same_training(wrong, right, BATCHES[:3])
+
+
+def test_close_to_zero_a_loss_is_compared_with_a_hundredth_of_the_references_first():
+    losing = lambda *losses: proofs.Run(lambda number, x: (number + 1, losses[number]), 0)
+    one, other = losing(1.0, 0.004), losing(0.6, 0.0)
+    verdict = proofs.assert_same_training(other, one, range(2), rtol=0.5)
+    assert verdict.loss_difference == pytest.approx(0.4)
+    with pytest.raises(ProofFailed, match="loss at step 1, .* 6.7e-01 apart"):
+        proofs.assert_same_training(one, other, range(2), rtol=0.5)

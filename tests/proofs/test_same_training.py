@@ -115,6 +115,38 @@ def test_a_small_gradient_that_is_not_zero_is_compared(size):
             proofs.assert_same_training(routed(size, factor), right, BATCHES[:2])
 
 
+def test_a_leaf_whose_gradient_is_zero_in_every_digit_is_reported():
+    gradients = lambda state, x: GRADIENTS(state, x) | {"unused": jnp.zeros(3)}
+    run = plain(gradients=gradients, params=None)
+    verdict = proofs.assert_same_training(run, run, BATCHES[:1])
+    assert verdict.zero == ["unused"] and "not compared: unused" in repr(verdict)
+
+
+@pytest.mark.parametrize("scale", [2.0**-20, 1.0, 2.0**10])
+def test_in_any_unit_a_difference_of_large_numbers_is_held_to_its_rounding(scale):
+    def gradients(sign, more=0.0):
+        def of(state, x):
+            rounding = jnp.sum(jax.nn.softmax(state["w_in"], -1), -1) - 1
+            found = GRADIENTS(state, x) | {"difference": 1e-4 + more + sign * rounding}
+            return jax.tree.map(lambda g: scale * g, found)
+        return plain(gradients=of, params=None)
+
+    verdict = proofs.assert_same_training(gradients(1), gradients(-1), BATCHES[:1])
+    assert verdict.zero == [] and verdict.gradient_difference > 0
+    with pytest.raises(ProofFailed, match="gradient, leaf difference"):
+        proofs.assert_same_training(gradients(1, 5e-5), gradients(-1), BATCHES[:1])
+
+
+@pytest.mark.parametrize("size", [1e-1, 1e-3, 1e-5])
+def test_a_wider_tolerance_is_one_of_each_leaf(size):
+    right, wide = routed(size), dict(rtol=1e-2, tolerance=1e-2)
+    assert proofs.assert_same_training(
+        right, routed(size, noise=3e-3), BATCHES[:2], **wide).zero == []
+    for factor in 0.0, 1.5:
+        with pytest.raises(ProofFailed, match="gradient, leaf router"):
+            proofs.assert_same_training(routed(size, factor), right, BATCHES[:2], **wide)
+
+
 def test_without_gradients_each_leafs_own_change_is_compared():
     right = routed(1e-6, gradients=None)
     proofs.assert_same_training(right, right, BATCHES[:5])

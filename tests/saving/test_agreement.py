@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 
+import jax
 import numpy as np
 import pytest
 from many import many
@@ -132,6 +133,40 @@ def test_another_value_of_either_process_is_refused_by_both(told):
         assert [line for line in each if line.startswith("refused")] == [
             "refused process 1 has another page than process 0: b/c: expected 3, found 2",
             "refused process 1 has another page than process 0: b/c: expected 2, found 3"]
+
+
+class Silent:
+    """A store in which a process says nothing, and a clock that goes on while one waits for it."""
+
+    def __init__(self):
+        self.now, self.waits = 0.0, []
+
+    def blocking_key_value_get(self, key, milliseconds):
+        self.waits.append(milliseconds)
+        self.now += milliseconds / 1000
+        raise jax.errors.JaxRuntimeError(f"DEADLINE_EXCEEDED: {key}")
+
+
+@pytest.mark.parametrize("patience, waits", [
+    (25, [10_000, 10_000, 5_000, 100]), (4, [4_000, 100]), (0, [100])])
+def test_a_process_is_waited_for_until_patience_is_over_and_every_ten_seconds_it_is_said(
+        monkeypatch, capsys, patience, waits):
+    store = Silent()
+    monkeypatch.setattr(agreement.time, "monotonic", lambda: store.now)
+    with pytest.raises(agreement.Missing, match="process 0 waits for process 3 at 'lock'"):
+        agreement.waited_for(store, "lock", 0, 3, patience)
+    assert store.waits == waits
+    assert capsys.readouterr().err.count("waits for process 3") == len(waits) - 1
+
+
+def test_another_error_of_the_store_is_no_silence():
+    def broken(key, milliseconds):
+        raise jax.errors.JaxRuntimeError("UNAVAILABLE: the coordinator is gone")
+
+    store = Silent()
+    store.blocking_key_value_get = broken
+    with pytest.raises(jax.errors.JaxRuntimeError, match="UNAVAILABLE"):
+        agreement.waited_for(store, "lock", 0, 3, 1e9)
 
 
 def test_the_first_fault_is_told_with_its_process():

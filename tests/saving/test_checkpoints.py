@@ -19,6 +19,7 @@ from soak import make_state, make_stream, train
 
 from meshbook.models import ViT, ViTConfig
 from meshbook.saving import checkpoints, contents, manifests, runs
+from meshbook.saving.checkpoint_files import check_leaves
 from meshbook.saving.checkpoints import Checkpoints, NotSaved, OtherModel, restore, steps
 from meshbook.sharding import Sharding, make_mesh
 from meshbook.training import create_state, fit
@@ -138,6 +139,16 @@ def test_the_newest_remain(tmp_path, fresh, key):
     assert steps(tmp_path) == [10, 11]
 
 
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_run_may_save_before_its_first_step(tmp_path, fresh, key, step):
+    with pytest.raises(FileNotFoundError, match="expected a checkpoint in .* found none"):
+        restore(tmp_path, fresh)
+    with begun(tmp_path, fresh, key) as run:
+        run.save(at(fresh, step), WHERE, key)
+    assert steps(tmp_path) == [step]
+    assert_equal(restore(tmp_path, make_state(hidden=32)), at(fresh, step))
+
+
 def test_a_kill_while_an_old_step_is_deleted_leaves_no_half_of_it(
         tmp_path, fresh, key, monkeypatch):
     with begun(tmp_path, fresh, key, keep=1) as run:
@@ -165,6 +176,15 @@ def test_another_model_is_refused(saved):
                                                           state.params))
     with pytest.raises(OtherModel, match="params/w_FC: expected bfloat16 .* found float32"):
         restore(saved, half)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 9])
+def test_of_other_leaves_three_are_named_and_the_rest_is_counted(count):
+    found = {f"params/{number}": {"dtype": "float32", "shape": [2]} for number in range(count)}
+    with pytest.raises(OtherModel) as refused:
+        check_leaves("5", found, {})
+    assert str(refused.value).count("found float32") == min(count, 3)
+    assert str(refused.value).partition("; and ")[2] == (f"{count - 3} more" if count > 3 else "")
 
 
 def read_ahead(stream):

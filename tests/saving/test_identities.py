@@ -286,3 +286,14 @@ def test_a_run_keeps_the_key_that_it_began_with(tmp_path):
         _, key = run.resume(make_state(), make_stream(), KEY)
     assert (jax.random.key_data(key) == jax.random.key_data(jax.random.fold_in(KEY, 1))).all()
     assert manifests.read_manifest(tmp_path / "1")["identity"]["key"]["data"] == [0, 7]
+
+
+@pytest.mark.parametrize("count", [1, 5, 6, 9])
+def test_of_what_differs_five_are_named_and_the_rest_is_counted(count):
+    manifest = {"identity": {"data": dict.fromkeys("abcdefghi"[:count])},
+                "versions": identities.versions()}
+    with pytest.raises(OtherRun) as refused:
+        identities.check_run("5", manifest, {"data": {}})
+    said = str(refused.value).partition(". A run with")[0]
+    assert said.count("found None") == min(count, 5)
+    assert said.partition("; and ")[2] == (f"{count - 5} more" if count > 5 else "")

@@ -60,6 +60,14 @@ def test_a_checkpoint_from_which_the_next_life_begins_was_saved_by_the_one_befor
     assert [each.saved for each in read_progress(tmp_path)] == [[(3, 2.0), (6, 3.0)], [], [], []]
 
 
+@pytest.mark.parametrize("step", [-1, 0, 1, 7])
+def test_a_life_that_begins_without_a_checkpoint_tells_of_none_and_of_any_step_of_one(
+        tmp_path, step):
+    (tmp_path / "progress").write_text(f"begin -1 1.0\nbegin {step} 2.0\nbegin {step} 3.0\n")
+    first = [] if step == -1 else [(step, 1.0)]
+    assert [each.saved for each in read_progress(tmp_path)] == [first, [], []]
+
+
 def test_who_is_not_first_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     progress = Progress(None)

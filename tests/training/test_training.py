@@ -1,5 +1,6 @@
 """Training: the four proofs on every mesh and row of the table, and the loop around the step."""
 import functools
+import unittest.mock
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 from meshes import on_one_device
 from tiny_vit import B, BATCHES, CONFIG, KEY, PREPARE, RULES, batch, compiled, make_state, run
 
@@ -18,7 +20,8 @@ from meshbook.costs.work import step_work
 from meshbook.models import ViT, ViTConfig, reference
 from meshbook.sharding import Sharding, make_mesh
 from meshbook.training import (
-    create_state, evaluate, fit, initialiser, loss_and_metrics, recipe, take_apart,
+    abstract_state, create_state, evaluate, fit, initialiser, laid_out, loss_and_metrics, recipe,
+    take_apart,
 )
 from meshbook.training.loop import mean_metrics
 
@@ -160,14 +163,15 @@ def test_a_model_that_keeps_its_own_keys():
         create_state(lambda: Noisy(nnx.Rngs(0)), optax.sgd(0.1))
 
 
+class Linear(nnx.Module):
+    def __init__(self):
+        self.layer = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+
+    def __call__(self, inputs, key=None):
+        return self.layer(inputs)
+
+
 def test_any_module_can_be_trained():
-    class Linear(nnx.Module):
-        def __init__(self):
-            self.layer = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
-
-        def __call__(self, inputs, key=None):
-            return self.layer(inputs)
-
     random = np.random.default_rng(0)
     x = random.normal(size=(32, 4)).astype(np.float32)
     data = {"inputs": x, "labels": x[:, :3].argmax(-1).astype(np.int32)}
@@ -206,3 +210,43 @@ def test_mean_metrics_are_the_means_of_batches():
         {name: np.mean([metrics[name] for metrics in each]) for name in together}, rel=1e-6)
     with pytest.raises(ValueError, match="at least one batch"):
         mean_metrics(state, [])
+
+
+@pytest.mark.parametrize("rows", [None, "model", ("batch", "model")])
+def test_the_rows_of_a_batch_are_split_over_the_axes_that_are_given_or_over_batch(rows):
+    mesh, given = make_mesh((4, 2)), {"rows": rows} if rows else {}
+    make, state = (Linear, recipe(2), mesh), create_state(Linear, recipe(2), mesh, **given)
+    with jax.set_mesh(mesh):
+        apart = take_apart(*make, PREPARE, **given)
+    for program in (apart, state.program, abstract_state(*make, **given).program,
+                    laid_out(state, Linear, **given).program):
+        batch = program.place({"inputs": np.zeros((8, 4)), "labels": np.zeros(8)})
+        assert {x.sharding.spec for x in batch.values()} == {P(rows or "batch")}
+
+
+@on_one_device
+@pytest.mark.parametrize("weight", [None, "float32", "bfloat16", "int32", "bool"])
+def test_metrics_are_in_float32_whatever_type_weights_and_logits_have(weight):
+    program = create_state(Linear, recipe(2)).program
+    logits_BV = jax.nn.one_hot(np.arange(200) % 3, 3)
+    batch = {"inputs": logits_BV, "labels": np.int32(np.arange(200) % 3 * (np.arange(200) < 131))}
+    batch |= {} if weight is None else {"weight": jnp.ones(200, weight)}
+    for dtype in jnp.float32, jnp.bfloat16:
+        with unittest.mock.patch.object(
+                type(program), "apply", lambda self, params, inputs, key: inputs.astype(dtype)):
+            loss, metrics = loss_and_metrics({}, program, batch)
+        assert {x.dtype.name for x in (loss, *metrics.values())} == {"float32"}
+        right = np.mean(batch["labels"] == np.arange(200) % 3)
+        assert metrics["accuracy"] == pytest.approx(right, rel=1e-6)
+
+
+def test_the_sums_of_an_evaluation_are_not_rounded():
+    """A label that counts 2**24 times, and nine that count once."""
+    def loss(params, program, batch, key=None):
+        found = batch["labels"].astype(jnp.float32).mean()
+        return found, {"loss": found, "accuracy": found}
+
+    state = create_state(Linear, recipe(2), loss=loss)
+    batch = lambda label, weight: {"labels": np.int32([label]), "weight": np.float32([weight])}
+    found = evaluate(state, [batch(0, 2**24), *[batch(1, 1)] * 9])
+    assert found == dict.fromkeys(("loss", "accuracy"), 9 / (2**24 + 9))
