@@ -98,11 +98,12 @@ const meshbookShown = costs => {
     const {device} = machine, groups = costs.groupsOf(machine, costs.sizesOn(plan));
     const step = costs.describe(config, plan, rows), isTPU = !device.switch;
     const [kind, words] = verdict(costs.stepPeak(step, isTPU), device.memory);
-    const range = costs.likelySeconds(step, device, groups).map(timeOf);
+    const range = new Set(costs.likelySeconds(step, device, groups).map(timeOf));
     return {
       verdict: [element("p", {className: `calculator-verdict calculator-${kind}`}, words),
-                element("p", {className: "calculator-likely"},
-                        `A step is likely to take ${[...new Set(range)].join(" to ")}`)],
+                element("p", {className: "calculator-likely"}, "A step is likely to take ",
+                        ...[...range].flatMap((time, at) => [at ? " to " : "", element(
+                          "span", {className: "calculator-time"}, time)]))],
       details: [...limits(step), ...overTime(costs.stepTimeline(step, isTPU), device.memory, words),
                 worked(step, machine.size), sent(step, device, groups),
                 ...bounded(costs.bounds(step, device, groups)), said(reason(device))]};

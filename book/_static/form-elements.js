@@ -36,7 +36,7 @@ const meshbookForm = (() => {
   };
   const units = (unit, prefixes) => [...prefixes].map(prefix => prefix + unit);
   const MEMORY = ["B", ...units("iB", "KMGTPEZYRQ")], SENT = ["B", ...units("B", "kMGTPEZYRQ")];
-  const WORK = ["FLOPs", ...units("FLOPs", "kMGTPEZYRQ")], TIME = [...units("s", "pnµm"), "s"];
+  const WORK = ["FLOPs", ...units("FLOPs", "kMGTPEZYRQ")], TIME = [...units("s", "µm"), "s"];
   const MANY = ["", "thousand", "million", "billion", "trillion", "quadrillion"];
   const memoryOf = bytes => scaled(bytes, MEMORY, 1024);
   const sentOf = bytes => scaled(bytes, SENT, 1000);
@@ -44,8 +44,8 @@ const meshbookForm = (() => {
   const countOf = number => scaled(number, MANY, 1000);
   const LONG = 9995, HOUR = 3600, YEAR = 365.25 * 24 * HOUR; // seconds
   const timeOf = seconds => {
-    if (seconds < 5e-13) return "0";
-    if (seconds < LONG) return scaled(seconds * 1e12, TIME, 1000);
+    if (seconds < 1e-6) return seconds ? "under 1 µs" : "0";
+    if (seconds < LONG) return scaled(seconds * 1e6, TIME, 1000);
     return seconds < LONG * HOUR ? scaled(seconds / HOUR, ["hours"])
       : scaled(seconds / YEAR, ["years"]);
   };

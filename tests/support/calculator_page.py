@@ -19,7 +19,7 @@ from meshbook.models.expert_layers import ExpertSizes
 
 STATIC = Path(__file__).resolve().parents[2] / "book" / "_static"
 UNITS = {"iB": 1024, "B": 1000, "FLOPs": 1000}
-TIMES = {"ps": 1e-12, "ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1, "hours": 3600,
+TIMES = {"µs": 1e-6, "ms": 1e-3, "s": 1, "hours": 3600,
          "years": 365.25 * 86_400}
 
 
@@ -98,9 +98,9 @@ def _config(kind, fields):
 
 
 def number(text):
-    """What a number with a unit says: bytes, FLOPs or seconds."""
+    """What a number with a unit says: bytes, FLOPs or seconds, 0 of less than a microsecond."""
     value, _, unit = text.replace(",", "").partition(" ")
-    if text == "0":
+    if text in ("0", "under 1 µs"):
         return 0.0
     if unit in TIMES:
         return float(value) * TIMES[unit]
