@@ -201,7 +201,7 @@ def places(known, texts):
                     how = NAMED if folded else TAUGHT if name in named else USED
                     ranks[name] = max(ranks.get(name, 0), how)
                 ranks |= dict.fromkeys(shown, NAMED if folded else SHOWN)
-            for name, how in ranks.items():
+            for name, how in sorted(ranks.items()):  # in an order that no hash decides
                 if name not in found or how > found[name].how:
                     found[name] = Place(how, section)
     return found

@@ -60,7 +60,7 @@ class Trial:
     weights: int
     scalars: int
     traffic: dict
-    useful: int
+    useful: int | float
     factor: float
     mesh: Mesh
     put: Callable = place

@@ -1,7 +1,11 @@
 """Where the book teaches what the package has: sections are read right, and every entry finds one."""
 
+import ast
 import functools
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -131,6 +135,18 @@ def test_the_entries_that_a_reader_looks_for_first_are_found(places):
     assert found["sharding.Rules"].page == "04-sharded-vision-transformer"
     assert found["training.fit"].page == "03-vision-transformer"
     assert found["saving.checkpoints.Checkpoints"].page == "checkpoints"
+
+
+def test_the_build_finds_the_places_that_any_other_process_finds(places):
+    code = ("import sys; sys.path[:0] = ['book/_ext', '.']; import teaching; from pathlib import Path\n"
+            "known = teaching.entries(Path('book/api.md').read_text('utf8'))\n"
+            "found = teaching.book_places(Path('.').resolve(), known)\n"
+            "print({name: (each.section[:2], each.by) for name, each in found.items()})")
+    here = {name: (each.section[:2], each.by) for name, each in places.items()}
+    for seed in "12":
+        run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
+                             env=os.environ | {"PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu"})
+        assert ast.literal_eval(run.stdout) == here, run.stderr
 
 
 @pytest.mark.skipif(not SITE.exists(), reason="no site in _build/html: make book")

@@ -43,22 +43,28 @@ def test_processes_write_about_as_much(by_two):
 
 
 NOT_PUBLISHED = """
+from jax.experimental import multihost_utils
 write = manifests.write_manifest
 def fails_at_10(where, content, files):
     if content["step"] == 10:
         raise OSError(5, "Input/output error")
     write(where, content, files)
 manifests.write_manifest = fails_at_10
-soak.train(folder, 12)
+try:
+    soak.train(folder, 12)
+except checkpoints.NotSaved as error:
+    print(f"NotSaved: {error}", flush=True)
+    multihost_utils.sync_global_devices("both have said it")
+    raise
 """
 
 
 def test_what_process_0_cannot_publish_is_saved_by_none(tmp_path):
     ended, said = many(2, NOT_PUBLISHED, tmp_path)
-    assert ended.codes == [1, 1]
+    assert ended.codes[ended.first] == 1 and 0 not in ended.codes  # a slow one is ended
     for process in range(2):
         assert f"[{process}] NotSaved: step 10 could not be saved" in said
-    assert said.count("the newest checkpoint is that of step 5") == 2
+    assert "the newest checkpoint is that of step 5" in said
     assert checkpoints.steps(tmp_path) == [5]
 
 
