@@ -124,7 +124,7 @@ def test_what_is_to_be_learnt_is_not_at_its_own_place_in_the_inputs():
 def test_a_vit_gathers_its_parameters_where_they_are_stored_in_parts(preset):
     """Each of them for the forward pass and for the backward pass, in pieces."""
     trial = right_models.vit(preset)
-    gathers = trial.traffic.get(("all-gather", "batch"), (0, 0))
+    gathers = trial.traffic.get(("all-gather", ("batch",)), (0, 0))
     stored = [4 * leaf.size // trial.mesh.shape["model"] for leaf in jax.tree.leaves(trial.start)]
     if preset == "fully_sharded":
         assert max(stored) < gathers[1] < 2 * sum(stored) and trial.weights < sum(stored) / 4
