@@ -45,14 +45,6 @@ class Comparison(NamedTuple):
                 for moment, found in zip(self.moments, self.found, strict=True)
                 if moment.phase in phases]
 
-    def at_peaks(self):
-        """{group of SAME_KINDS: (bytes by formula, bytes in the program)}, each at its own peak."""
-        by_formula = max(self.moments, key=lambda each: each.total).held
-        in_program = self.step.at_peak()
-        return {group: tuple(sum(held.get(kind, 0) for kind in kinds)
-                             for held in (by_formula, in_program))
-                for group, kinds in SAME_KINDS.items()}
-
     def peak_moment(self):
         """The moment during which the program holds most: the last whose place is not later."""
         total = self.step.total

@@ -65,8 +65,6 @@ def test_errors_and_groups_are_those_of_the_arrays():
     both = Comparison(moments, [0, 2], StepMemory(kinds, 1, [0, 1, 2]))
     assert both.found == [10, 80] and both.errors("forward") == [0.05]
     assert both.errors("forward", "loss") == [0.05, 0.3] and both.errors("update") == []
-    assert both.at_peaks() == {"parameters, moments": (10, 10), "activations": (80, 90),
-                               "everything else": (20, 0)}
     assert both.peak_moment() == moments[0]
 
 
