@@ -9,8 +9,11 @@ import pytest
 
 from meshbook.costs.memory import kept_bytes
 from meshbook.costs.plans import Plan
+from meshbook.costs.rows import chosen
 from meshbook.costs.step import describe
+from meshbook.costs.tables import table_of
 from meshbook.models.decoder import DecoderConfig
+from meshbook.models.expert_layers import ExpertSizes
 from meshbook.planning.plan_programs import plan_program
 from meshbook.sharding import make_mesh
 from meshbook.training import value_and_gradients
@@ -34,8 +37,8 @@ def scans(jaxpr):
                 yield from scans(inner)
 
 
-def stacked(config, plan):
-    """Bytes that the forward scan over the layers stacks on each device, of ROWS rows each."""
+def stack(config, plan):
+    """(mesh, what the forward scan over the layers stacks), of ROWS rows."""
     mesh = make_mesh(tuple(plan.mesh.values()), tuple(plan.mesh))
     _, state, batch, key = plan_program(config, plan, ROWS, mesh, optax.sgd(0.1))
     with jax.set_mesh(mesh):
@@ -43,11 +46,20 @@ def stacked(config, plan):
     (scan,) = [eqn for eqn in scans(program.jaxpr) if not eqn.params["reverse"]
                and eqn.params["length"] == config.layers // config.period
                and eqn.params["num_carry"] == 1]
-    total = 0
-    for each in (x.aval for x in scan.outvars[1:]):
-        if each.ndim > 2 and each.shape[1] in (ROWS, ROWS * mesh.size):  # no weight, no key
-            total += np.prod(each.sharding.shard_shape(each.shape)) * each.dtype.itemsize
-    return total
+    return mesh, [x.aval for x in scan.outvars[1:]]
+
+
+def bytes_of(arrays):
+    """Bytes of these arrays on one device."""
+    return sum(np.prod(each.sharding.shard_shape(each.shape)) * each.dtype.itemsize
+               for each in arrays)
+
+
+def stacked(config, plan):
+    """Bytes that the forward scan over the layers stacks on each device, of ROWS rows each."""
+    mesh, arrays = stack(config, plan)
+    return bytes_of(each for each in arrays if each.ndim > 2  # no weight, no key
+                    and each.shape[1] in (ROWS, ROWS * mesh.size))
 
 
 @pytest.mark.parametrize("remat", ["none", "products", "attention", "all"])
@@ -57,6 +69,21 @@ def stacked(config, plan):
 def test_what_is_kept_is_what_the_scan_stacks(config, rules, remat):
     plan = Plan(model=2, rules=rules, remat=remat)
     assert stacked(config, plan) == kept_bytes(describe(config, plan, ROWS), remat, tiles=False)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("capacity", [1.0, 1.5])
+def test_slots_that_experts_keep_are_those_that_the_scan_stacks(gated, capacity):
+    config = replace(PLAIN, gated=gated, experts=ExpertSizes(4, 2, capacity=capacity))
+    plan, slots = Plan(model=2, rules="tensor_parallel", remat="none"), 4 * ROWS * int(8 * capacity)
+    mesh, arrays = stack(config, plan)
+    found = [each for each in arrays if each.shape[1:2] == (mesh.size,)  # those of a device together
+             and np.prod(each.shape[2:]) in (slots * 32, (1 + gated) * slots * 64 // 2)]
+    step = describe(config, plan, ROWS)
+    (flags,) = {each.flags for each in step.placed if each.flags}
+    assert bytes_of(found) == sum(
+        config.layers * each.count * 4 * step.numbers_of(each.letters)
+        for each in chosen(table_of(config).kept["none"], flags) if "Z" in each.letters) > 0
 
 
 @pytest.mark.parametrize("config, ways", [(PLAIN, 1), (LATENT, 2)])
