@@ -77,7 +77,7 @@ def test_slots_that_experts_keep_are_those_that_the_scan_stacks(gated, capacity)
     config = replace(PLAIN, gated=gated, experts=ExpertSizes(4, 2, capacity=capacity))
     plan, slots = Plan(model=2, rules="tensor_parallel", remat="none"), 4 * ROWS * int(8 * capacity)
     mesh, arrays = stack(config, plan)
-    found = [each for each in arrays if each.shape[1:2] == (mesh.size,)  # those of a device together
+    found = [each for each in arrays if each.shape[1:2] == (mesh.size,)  # a device each
              and np.prod(each.shape[2:]) in (slots * 32, (1 + gated) * slots * 64 // 2)]
     step = describe(config, plan, ROWS)
     (flags,) = {each.flags for each in step.placed if each.flags}
