@@ -13,6 +13,7 @@ from flax import nnx
 from meshbook.costs.memory import step_memory
 from meshbook.costs.plans import Plan
 from meshbook.costs.step import describe
+from meshbook.hlo import memory_kinds
 from meshbook.hlo.liveness import live_bytes
 from meshbook.hlo.memory_kinds import KINDS, kinds_over_time
 from meshbook.models import ViT, ViTConfig
@@ -178,3 +179,12 @@ def test_a_program_that_is_no_training_step_is_refused():
         kinds_over_time(forward)
     with pytest.raises(ValueError, match="with a schedule"):
         kinds_over_time(forward.as_text().replace("is_scheduled=true, ", ""))
+
+
+def test_the_backward_pass_begins_where_most_of_what_there_is_has_its_names():
+    forward, back = ("jit(f)/jvp(layers)/dot",), ("jit(f)/transpose(jvp(layers))/dot",)
+    assert memory_kinds._turn([forward, forward, back, back]) == 2
+    assert memory_kinds._turn([forward, forward + back, back]) == 2  # half of it is not most
+    assert memory_kinds._turn([forward, forward + back + back, back]) == 1
+    with pytest.raises(ValueError, match="expected the program of a training step"):
+        memory_kinds._turn([forward, forward + back])
