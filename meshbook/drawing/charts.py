@@ -53,15 +53,10 @@ def _bar(left, y, value, unit, scale, limit, colour, label):
     if value > line:
         parts.append(svg.rectangle(left + scale * line, y + 1.5, scale * (value - line), 12,
                                    stroke=colour, stroke_width=1.5, stroke_dasharray="3 2"))
-    words, x = f"{readable(value)} {unit}", left + scale * value + 5
+    words, x = f"{svg.readable(value)} {unit}", left + scale * value + 5
     if x < left + scale * line + 4 < x + svg.text_width(words):
         x = left + scale * line + 5  # not across the line
     return [*parts, svg.text(x, y + 12, words, 11, "start")]
-
-
-def readable(value: Real):
-    """A number to three significant digits, with commas."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 WIDTH, HEIGHT, LEFT = 420.0, 130.0, 58.0
@@ -92,7 +87,7 @@ def draw_agreement(panels: Mapping[str, Mapping[str, Sequence[tuple[Real, Real]]
     bottom = top - 10
     for tick in _decades(low, high):
         body += [svg.line(x(tick), bottom, x(tick), bottom + 4),
-                 svg.text(x(tick), bottom + 16, readable(tick), 11)]
+                 svg.text(x(tick), bottom + 16, svg.readable(tick), 11)]
     body.append(svg.text(LEFT + WIDTH / 2, bottom + 33, f"{axis}, {unit}", 12))
     turned = f"rotate(-90 8 {svg.number(bottom / 2 + 12)})"
     body.append(svg.text(8, bottom / 2 + 12, "error of prediction", 12, transform=turned))

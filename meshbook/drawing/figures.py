@@ -155,7 +155,7 @@ def bars(values: Mapping[str, Real | dict[str, Real]], unit: str, alt: str | Non
     body, top = svg.key(colours, width) if parts != [""] else ([], 4.0)
     for i, (label, row) in enumerate(rows.items()):
         y, x = top + 40.0 * i, 0.0
-        total = f"{readable(sum(row.values()))} {unit}".strip()
+        total = f"{svg.readable(sum(row.values()))} {unit}".strip()
         body.append(svg.text(0, y + 12, label, 12, "start"))
         body.append(svg.text(width, y + 12, total, 12, "end"))
         for part, value in row.items():
@@ -163,12 +163,6 @@ def bars(values: Mapping[str, Real | dict[str, Real]], unit: str, alt: str | Non
             body.append(svg.rectangle(x, y + 18, wide, 12, fill=colours[part], rx=1))
             x += wide
     return svg.picture("".join(body), width, top + 40.0 * len(rows), alt, shown=440)
-
-
-def readable(value: Real):
-    """A number with commas: a whole number in full, another to three significant digits."""
-    rounded = value if value == int(value) else float(f"{value:.3g}")
-    return f"{rounded:,.0f}" if rounded == int(rounded) else f"{rounded:,}"
 
 
 def image_grid(

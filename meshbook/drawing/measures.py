@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from numbers import Real
 
 from meshbook.drawing import svg
-from meshbook.drawing.charts import readable
 
 WIDTH, PITCH, VALUE = 400.0, 24.0, 36.0  # pixels; VALUE: room for a number behind its bar
 
@@ -31,10 +30,10 @@ def draw_measures(rows: Mapping[str, Mapping[str, Real]], alt: str):
             y, long = top + PITCH * place, (wide - VALUE - 8) * row[measure] / most
             body += [svg.rectangle(x, y + 3, long, 14, fill=svg.SERIES[at % len(svg.SERIES)],
                                    data_measure=" ".join(measure.split())),
-                     svg.text(x + long + 4, y + 14, readable(row[measure]), 10.5, "start")]
+                     svg.text(x + long + 4, y + 14, svg.readable(row[measure]), 10.5, "start")]
     body += [svg.text(0, top + PITCH * place + 14, name, 11, "start")
              for place, name in enumerate(rows)]
     told = "; ".join(f"{name}: " + ", ".join(
-        f"{' '.join(measure.split())} {readable(value)}" for measure, value in row.items())
+        f"{' '.join(measure.split())} {svg.readable(value)}" for measure, value in row.items())
         for name, row in rows.items())
     return svg.picture("".join(body), WIDTH, top + PITCH * len(rows), f"{alt} {told}", shown=520)

@@ -43,6 +43,11 @@ def number(value: Real):
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
+def readable(value: Real):
+    """A number with commas: in full from 100 on, below it to three significant digits."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def element(tag: str, body: str = "", **attributes: str | Real):
     """One SVG element; `_` in an attribute's name becomes `-`, numbers are rounded."""
     parts = [

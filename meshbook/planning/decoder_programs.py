@@ -137,7 +137,8 @@ def spent_by_part(steps: Any):
     found = {}
     for step in steps.dropna(subset="ms").itertuples():
         parts = collections.Counter(step.program.seen["parts"])
-        known = {part: parts.pop(part, 0.0) for part in ("attention", "mlp", "loss", "waiting")}
-        waiting = known.pop("waiting")
+        known = {named: parts.pop(part, 0.0) for named, part in (
+            ("attention", "attention"), ("MLP", "mlp"), ("loss", "loss"))}
+        waiting = parts.pop("waiting", 0.0)
         found[records.labelled(step)] = known | {"all else": parts.total(), "waiting": waiting}
     return found

@@ -14,7 +14,8 @@ from typing import Any
 
 from meshbook.costs.devices import GIB
 from meshbook.costs.work import causal_work, step_work
-from meshbook.drawing.figures import bars, readable
+from meshbook.drawing.figures import bars
+from meshbook.drawing.svg import readable
 from meshbook.planning.clocks import device_of
 from meshbook.planning.programs import step_of
 from meshbook.planning.recorded_steps import asked_step

@@ -98,8 +98,9 @@ def test_steps_and_sums_are_as_they_are_recorded():
     (label, parts), = spent_by_part(now).items()
     recorded = now.program["now"].seen["parts"]
     assert label == f"now: MFU {now.mfu['now']:.0%}"
-    assert list(parts) == ["attention", "mlp", "loss", "all else", "waiting"]
-    assert all(parts[each] == recorded[each] for each in ("attention", "mlp", "loss", "waiting"))
+    assert list(parts) == ["attention", "MLP", "loss", "all else", "waiting"]
+    assert parts["MLP"] == recorded["mlp"]
+    assert all(parts[each] == recorded[each] for each in ("attention", "loss", "waiting"))
     assert parts["all else"] == pytest.approx(sum(
         recorded[each] for each in ("embed", "update", "other")))
     html = draw_sums("v5e-8").html
