@@ -4,7 +4,7 @@
     make aot-all                          these and all others that the book reads of
     python -m benchmarks.aot v2-8 v6e-8   the cells whose names have one of these words
     python -m benchmarks.aot decoder ...  those of benchmarks.aot_decoder, into their own record;
-                                          likewise pipeline, context, experts, meshes
+                                          likewise pipeline, context, experts, meshes, drawn
     python -m benchmarks.aot texts        the texts of programs that a page plays through
 
 Two processes compile at a time. What was compiled before, with the same versions, is taken from
@@ -28,7 +28,9 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from tqdm import tqdm
 
-from benchmarks import aot_context, aot_decoder, aot_experts, aot_meshes, aot_pipeline
+from benchmarks import (
+    aot_context, aot_decoder, aot_drawn, aot_experts, aot_meshes, aot_pipeline
+)
 from benchmarks.__main__ import ROOT, machine, provenance
 from meshbook.models import MiniGPT, MiniGPTConfig, ViT, ViTConfig
 from meshbook.models.checkpointed_vit import CheckpointedViT
@@ -44,7 +46,7 @@ from meshbook.training import abstract_state, as_it_is, loss_and_metrics, train_
 
 RESULTS, CACHE = ROOT / "results" / "tpu.json", ROOT / "_build" / "aot"
 OTHERS = {"decoder": aot_decoder, "pipeline": aot_pipeline, "context": aot_context,
-          "experts": aot_experts, "meshes": aot_meshes}
+          "experts": aot_experts, "meshes": aot_meshes, "drawn": aot_drawn}
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "libtpu")
 ON_CHIP = {"float32": 512, "bfloat16": 128}  # chunks of the one-pass loss: the fastest on a v5e
 SHAPES, BATCHES = ((4, 2), (8, 1), None), (128, 1024, 4096)

@@ -81,5 +81,12 @@ def _context(cell):
     return describe(config, Plan(context=cell["devices"], rules="data_parallel", **how), 1)
 
 
+def _drawn(cell):
+    sizes = dict(cell["config"])
+    experts = sizes.pop("experts") and ExpertSizes(**cell["config"]["experts"])
+    config = DecoderConfig(**sizes | {"dtype": jnp.dtype(sizes["dtype"])}, experts=experts)
+    return describe(config, Plan(**cell["plan"]), cell["rows"])
+
+
 STEPS = {"tpu-decoder": _decoder, "tpu-meshes": _mesh, "tpu-pipeline": _pipeline,
-         "tpu-experts": _experts, "tpu-context": _context}
+         "tpu-experts": _experts, "tpu-context": _context, "tpu-drawn": _drawn}

@@ -22,7 +22,8 @@ from meshbook.planning.recorded_steps import asked_step
 from meshbook.planning.topologies import RESULTS, recorded
 from meshbook.text import text_table
 
-COMPILED = ("tpu", "tpu-decoder", "tpu-pipeline", "tpu-context", "tpu-experts", "tpu-meshes")
+COMPILED = ("tpu", "tpu-decoder", "tpu-pipeline", "tpu-context", "tpu-experts", "tpu-meshes",
+            "tpu-drawn")
 FIELDS = (
     "record", "name", "device", "mesh", "plan", "rows", "fits", "peak", "live", "held",
     "temporaries", "flops", "useful", "mfu", "ms", "exposed", "computing", "copying", "copies",
