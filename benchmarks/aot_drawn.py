@@ -1,16 +1,22 @@
 """Compile decoders that a seed draws, for TPUs that are not here: results/tpu-drawn.json.
 
-    python -m benchmarks.aot drawn              all of these programs
+    python -m benchmarks.aot_drawn 47           draw programs by a new seed, and write them down
+    python -m benchmarks.aot drawn              compile all that are written down
     python -m benchmarks.aot drawn v6e-8        those on this TPU
 
 The other records have programs that somebody chose, and formulas were mended until they agreed with
-them. These were drawn once, by SEED, before any of them was compiled: of decoders of many shapes,
-on a mesh, a plan and a batch that the formulas call possible, and that fit by them into a TPU.
+them. These are drawn before any of them is compiled, and written down in aot_drawn.json: decoders
+of many shapes, on a mesh, a plan and a batch that the formulas call possible, and that fit by the
+formulas of that day into a TPU. What formulas say of a seed's programs before they are mended is
+what they are worth.
 """
 
 import dataclasses
+import json
 import random
+import sys
 from functools import partial
+from pathlib import Path
 
 import optax
 
@@ -28,34 +34,41 @@ from meshbook.planning.plan_programs import plan_program, taken_by
 from meshbook.planning.recorded_steps import asked_step
 
 RESULTS = topologies.RESULTS / "tpu-drawn.json"
-SEED, COUNT = 45, 16
+DRAWN = Path(__file__).with_suffix(".json")  # {seed: [fields of a Cell]}
+COUNT = 16
 TPUS = "v4:2x2x2", "v5e-8", "v5p", "v6e-8"  # of eight chips each
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One program: sizes of a decoder as JSON has them, a plan, a TPU, and rows of text."""
+    """One program: sizes of a decoder and a plan as JSON has them, a TPU, rows of text, the seed."""
 
     tpu: str
     config: dict
-    plan: Plan
+    plan: dict
     rows: int
+    seed: int
 
     @property
     def name(self):
         """The TPU and the plan, and the decoder by its largest sizes."""
         sizes = "x".join(str(self.config[name]) for name in ("layers", "embed", "tokens"))
-        return f"{self.tpu} {self.plan.name}, {self.rows} rows of {sizes}"
+        return f"{self.tpu} {Plan(**self.plan).name}, {self.rows} rows of {sizes}"
 
 
 def cells():
-    """All that is recorded: so many decoders, the TPUs in turn."""
-    chance = random.Random(SEED)
-    for number in range(COUNT):
-        yield drawn(chance, TPUS[number % len(TPUS)])
+    """All that is recorded."""
+    for many in json.loads(DRAWN.read_text("utf8")).values():
+        yield from (Cell(**fields) for fields in many)
 
 
-def drawn(chance: random.Random, tpu: str) -> Cell:
+def drawn(seed: int):
+    """So many Cells by a seed, the TPUs in turn."""
+    chance = random.Random(seed)
+    return [_cell(chance, seed, TPUS[number % len(TPUS)]) for number in range(COUNT)]
+
+
+def _cell(chance, seed, tpu):
     """A Cell of more than a gibibyte on each device, that fits by the formula."""
     most = (1 - SPARE) * device_of(tpu).memory
     while True:
@@ -65,7 +78,7 @@ def drawn(chance: random.Random, tpu: str) -> Cell:
         if impossible(config, plan, rows):
             continue
         if GIB < step_peak(describe(config, plan, rows)) <= most:
-            return Cell(tpu, json_of(config), plan, rows)
+            return Cell(tpu, json_of(config), dataclasses.asdict(plan), rows, seed)
 
 
 def _decoder(chance):
@@ -86,9 +99,16 @@ def _decoder(chance):
 
 def compiled(cell, cache=None):
     """The Compilation of a cell."""
-    axes = cell.plan.mesh
-    mesh = topologies.tpu_mesh(cell.tpu, tuple(axes.values()), tuple(axes))
-    config = asked_step("tpu-drawn", dataclasses.asdict(cell)).config
-    program = plan_program(config, cell.plan, cell.rows, mesh, optax.adamw(6e-4, weight_decay=0.1))
+    plan, config = Plan(**cell.plan), asked_step("tpu-drawn", dataclasses.asdict(cell)).config
+    mesh = topologies.tpu_mesh(cell.tpu, tuple(plan.mesh.values()), tuple(plan.mesh))
+    program = plan_program(config, plan, cell.rows, mesh, optax.adamw(6e-4, weight_decay=0.1))
     return topologies.compile_for(cell.tpu, *program, cache=cache,
-                                  clock=partial(clocked, taken=taken_by(cell.plan)))
+                                  clock=partial(clocked, taken=taken_by(plan)))
+
+
+if __name__ == "__main__":
+    known = json.loads(DRAWN.read_text("utf8")) if DRAWN.exists() else {}
+    if sys.argv[1] in known:
+        sys.exit(f"seed {sys.argv[1]} is drawn already")
+    new = [dataclasses.asdict(cell) for cell in drawn(int(sys.argv[1]))]
+    DRAWN.write_text(json.dumps(known | {sys.argv[1]: new}, indent=1) + "\n", "utf8")

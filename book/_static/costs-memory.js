@@ -22,13 +22,17 @@ meshbook.costs.parts.push((data, known) => {
     const [tokens, ...width] = others;
     return first * tiled(product(width), tokens);
   };
-  const listOf = ({table}, name) => name in table.kept ? table.kept[name] : table[name];
-  // Bytes of Kept rows on one device, of a microbatch. name: a policy, "inputs" or "working".
+  // Whether devices have heads of all tokens while they attend.
+  const isExchanged = ({context, method}) => context > 1 && method === "ulysses";
+  const listOf = ({table}, name) => name.startsWith("working ")
+    ? table.working[name.slice("working ".length)] : table.kept[name] ?? table[name];
+  // Bytes of Kept rows on one device, of a microbatch. name: a policy, "inputs", or "working MLP".
   const bytesOf = (step, name, flags, size, scores = false) => {
     const {plan, layout: lies} = step, B = floor(step.rows, plan.microbatches);
     return step.once(`${name} ${B} ${size.tiles}: ${flags.key} ${scores}`, () => {
       const also = new Set([...flags, ...(scores ? ["scores"] : []),
-                            ...(plan.model > 1 ? ["model"] : [])]);
+                            ...(plan.model > 1 ? ["model"] : []),
+                            ...(isExchanged(plan) ? ["exchanged"] : [])]);
       const known = {...step.sizes, B};
       return sum(chosen(listOf(step, name), also).map(({letters, count, bytes}) => {
         const sizes = lies.ways(letters).map((ways, at) => Math.ceil(known[letters[at]] / ways));
@@ -50,16 +54,18 @@ meshbook.costs.parts.push((data, known) => {
     ? 2 * step.numbers[isScattered(step) ? "gradients" : "used"] : step.numbers.gradients;
   const usedBy = all => sum(all.map(({used}) => used));
   const gatheredBy = all => usedBy(all.filter(({used, stored}) => used !== stored));
-  // Bytes of weights for products: all, or of one turn of the loop where they are made again.
+  // Bytes of weights for products: all, or of one turn of the loop where they are made again. Those
+  // that are not gathered are copied where products have narrower numbers.
   const gatheredOf = (step, size) => {
     const {placed: all, table, layout: {rules}} = step;
     if (!table.stacked) return size.number * gatheredBy(all);
     const again = isByHand(step) ? rules.regather : step.remat !== "none";
-    const inside = usedBy(all.filter(({inLayers}) => inLayers));
-    const isSplit = all.some(({used, stored}) => used !== stored);
-    const less = isSplit && again && !loops(step.plan)
+    const split = all.filter(({used, stored}) => used !== stored);
+    const made = size.number < 4 ? all : split;
+    const inside = usedBy(made.filter(({inLayers}) => inLayers));
+    const less = split.length && again && !loops(step.plan)
       ? floor(inside, Math.min(...layersOf(step))) - inside : 0;
-    return size.number * (step.numbers.used + less);
+    return size.number * (usedBy(made) + less);
   };
   // Bytes that wait for the backward pass, of all microbatches that a schedule has begun.
   const activationsOf = (step, size) => {
@@ -84,31 +90,34 @@ meshbook.costs.parts.push((data, known) => {
           + layers * numberOf(row, flags) * step.numbersOf("BT" + row.made);
       }));
   };
-  // Bytes of the layer whose backward pass runs: all that it makes, if it is made again.
+  // Bytes of the layer whose backward pass runs: all that it makes, if it is made again. Its MLP goes
+  // back first, then its attention.
   const layerOf = (step, size) => {
-    const {table, sizes, remat, kinds} = step, [{flags}] = kinds;
+    const {table, sizes, remat, kinds} = step;
     const fill = (name, own) => bytesOf(step, name, own.flags, size);
     if (!table.stacked) return remat === "none" ? 0
       : Math.max(...kinds.map(own => fill("none", own) - fill(remat, own)));
     const least = Math.min(...layersOf(step)), period = floor(sum(layersOf(step)), least);
-    const working = Math.max(...kinds.map(own => fill(remat === "none" ? "none" : "working", own)));
+    const working = Math.max(...kinds.map(own => fill("working layer", own) + Math.max(
+      fill("working MLP", own), fill("working attention", own) + ofBlocks(step, own.flags, size))));
     const units = floor(sizes.F, step.layout.parts("F"));
     const hidden = numbersIn(size, "BF", [step.numbersOf("BW"), units]);
     // before they are scattered: of the table, and of a period
     const whole = isScattered(step) ? sum(step.placed
       .filter(({row, inLayers}) => inLayers || row.shape === "VD")
       .map(({used, inLayers}) => floor(used, inLayers ? least : 1))) : 0;
-    return working + 2 * size.number * hidden * (period - 1) + 4 * whole
-      + (flags.has("blocks") && !flags.has("fused") ? ofBlocks(step, size) : 0);
+    return working + 2 * size.number * hidden * (period - 1) + 4 * whole;
   };
-  // Bytes of blocks of scores, and of the keys and values of other devices.
-  const ofBlocks = (step, size) => {
+  // Bytes of attention in blocks where it goes back: blocks of scores, gradients in float32, and the
+  // keys and values of other devices.
+  const ofBlocks = (step, flags, size) => {
+    if (!flags.has("blocks") || flags.has("fused")) return 0;
     const {sizes, plan: {context: ways, method}} = step;
     const heads = floor(floor(sizes.H, step.layout.parts("H")), method === "ulysses" ? ways : 1);
     const side = Math.min(BLOCK, floor(sizes.T, ways));
-    const beside = {ring: 0, gather: 2 * ways * size.number, ulysses: 10 * 4}[method];
-    return 4 * 4 * step.microbatch * heads * side * side
-      + (ways > 1 ? beside * step.numbersOf("BTGK") : 0);
+    const ofKeys = {ring: 2 * 8, gather: ways * (2 * size.number + 8), ulysses: 8}[method];
+    return 2 * 4 * step.microbatch * heads * side * side + 4 * step.numbersOf("BTHK")
+      + (ways > 1 ? ofKeys : 8) * step.numbersOf("BTGK");
   };
   // Bytes of the logits, of a chunk or of all, with the gradient of the head.
   const logitsOf = (step, size, chunk) => {

@@ -62,7 +62,7 @@ meshbook.costs.parts = [data => {
   const keptOf = list => list.map(each => ({...each, when: words(each.when)}));
   const TABLES = mapped(data.tables, ({first, layer, last, inputs, kept, working, ...table}) => ({
     ...table, first: first.map(rowOf), layer: layer.map(rowOf), last: last.map(rowOf),
-    kept: mapped(kept, keptOf), inputs: keptOf(inputs), working: keptOf(working)}));
+    kept: mapped(kept, keptOf), inputs: keptOf(inputs), working: mapped(working, keptOf)}));
   const numberOf = (row, flags) => row.count + flags.has(row.and_one_if);
 
   const atLeast = (least, sizes, ...names) => {

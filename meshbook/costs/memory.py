@@ -67,7 +67,7 @@ def kept_bytes(step: Step, policy: str, tiles: bool = True, scores: bool = False
     size, rows, total = size_of(step, tiles), step.rows // step.plan.microbatches, 0
     for flags, layers in layers_of(step).items():
         also = {"scores"} if scores and "fused" not in flags else set()
-        total += layers * _bytes(step.table.kept[policy], flags | _model(step.plan) | also,
+        total += layers * _bytes(step.table.kept[policy], flags | _flags(step.plan) | also,
                                  step.config, step.layout, rows, size)
     return total
 
@@ -103,7 +103,7 @@ def step_memory(step: Step, tiles: bool = True, chunk: int = CHUNK):
     check_slots(step)
     plan, numbers, size = step.plan, step.numbers, size_of(step, tiles)
     rows = step.rows // plan.microbatches
-    fill = lambda table, flags: _bytes(table, flags | _model(plan), step.config, step.layout, rows,
+    fill = lambda table, flags: _bytes(table, flags | _flags(plan), step.config, step.layout, rows,
                                        size)
     layers = layers_of(step)
     inputs = plan.microbatches * fill(step.table.inputs, frozenset())
@@ -116,8 +116,10 @@ def step_memory(step: Step, tiles: bool = True, chunk: int = CHUNK):
                 _logits(step, size, chunk))
 
 
-def _model(plan):
-    return frozenset({"model"}) if plan.model > 1 else frozenset()
+def _flags(plan):
+    """What a plan adds to the flags of its layers."""
+    exchanged = plan.context > 1 and plan.method == "ulysses"
+    return frozenset(["model"] * (plan.model > 1) + ["exchanged"] * exchanged)
 
 
 def loops(plan: Plan):
@@ -140,15 +142,19 @@ def _gradients(step):
 
 
 def _gathered(step, size, layers):
-    """Bytes of weights for products: all, or of one turn of the loop where they are made again."""
+    """Bytes of weights for products: all, or of one turn of the loop where they are made again.
+
+    Weights that are not gathered are copied where products have narrower numbers.
+    """
     plan, rules = step.plan, step.layout.rules
     split = [each for each in step.placed if each.used != each.stored]
     if not step.table.stacked:
         return size.number * sum(each.used for each in split)
+    made = step.placed if size.number < 4 else split
     again = step.remat != "none" if rules.gradients is None else rules.regather
-    used = step.numbers["used"]
+    used = sum(each.used for each in made)
     if split and again and not loops(plan):
-        inside = sum(each.used for each in step.placed if each.in_layers)
+        inside = sum(each.used for each in made if each.in_layers)
         used += inside // min(layers.values()) - inside
     return size.number * used
 
@@ -187,35 +193,42 @@ def _for_weights(step, size):
 def _layer(step, size, layers, fill):
     """Bytes of the layer whose backward pass runs: all that it makes, if it is made again.
 
-    Where a scan goes back over a period of layers, the products for gradients of weights are put
-    off to its end: of the other layers there are hidden units, and the gradients of these.
+    Its MLP goes back first, then its attention. Where a scan goes back over a period of layers, the
+    products for gradients of weights are put off to its end: of the other layers there are hidden
+    units, and the gradients of these.
     """
     table = step.table
     if not table.stacked:
         again = step.remat != "none"
         return again * max(fill(table.kept["none"], flags) - fill(table.kept[step.remat], flags)
                            for flags in layers)
-    working = table.kept["none"] if step.remat == "none" else table.working
-    most = max(fill(working, flags) for flags in layers)
+    part = lambda name, flags: fill(table.working[name], flags)
+    most = max(part("layer", flags) + max(
+        part("MLP", flags), part("attention", flags) + _blocks(step, flags, size))
+        for flags in layers)
     hidden = size.numbers("BF", [step.numbers_of("BW"), step.sizes["F"] // step.layout.parts("F")])
     most += 2 * size.number * hidden * (sum(layers.values()) // min(layers.values()) - 1)
     if _is_scattered(step):  # before they are scattered: of the table, and of a period
         most += 4 * sum(each.used // (min(layers.values()) if each.in_layers else 1)
                         for each in step.placed if each.in_layers or each.row.shape == "VD")
-    flags = next(iter(layers))
-    if "blocks" in flags and "fused" not in flags:
-        most += _blocks(step, size)
     return most
 
 
-def _blocks(step, size):
-    """Bytes of blocks of scores, and of the keys and values of other devices."""
+def _blocks(step, flags, size):
+    """Bytes of attention in blocks where it goes back: two blocks of scores of all heads, gradients
+    in float32, and the keys and values of other devices.
+
+    A ring has the gradients of a device's keys and values, and others that arrive; a device that
+    gathered has those of all.
+    """
+    if "blocks" not in flags or "fused" in flags:
+        return 0
     plan, sizes, ways = step.plan, step.sizes, step.plan.context
     heads = sizes["H"] // step.layout.parts("H") // (ways if plan.method == "ulysses" else 1)
     side = min(BLOCK, sizes["T"] // ways)
-    keys = step.numbers_of("BTGK")
-    beside = {"ring": 0, "gather": 2 * ways * size.number, "ulysses": 10 * 4}[plan.method]
-    return 4 * 4 * step.microbatch * heads * side * side + (ways > 1) * beside * keys
+    of_keys = {"ring": 2 * 8, "gather": ways * (2 * size.number + 8), "ulysses": 8}[plan.method]
+    return (2 * 4 * step.microbatch * heads * side * side + 4 * step.numbers_of("BTHK")
+            + (of_keys if ways > 1 else 8) * step.numbers_of("BTGK"))
 
 
 def _logits(step, size, chunk):

@@ -6,7 +6,8 @@ embed, F hidden, H heads, K head size, G groups of heads, R latent, P rotary par
 tokens that exist, X numbers of a patch, N patches, C classes (of an image, or of a router), E
 experts, A experts of a token, Z slots of an expert for a row, M hidden units of the expert that all
 tokens share, S arrays that are one, L layers that are. Flags are those of `flags_of` and
-`kinds_of`; "blocks" and "fused" say how attention is done, "model" that an axis splits heads. The
+`kinds_of`; "blocks" and "fused" say how attention is done, "model" that an axis splits heads, "exchanged" that devices have heads of all
+tokens while they attend. The
 site's pages read the same tables.
 """
 from __future__ import annotations
@@ -109,6 +110,8 @@ EXPERTS = (
     Row("M>D", "mlp/w_out_MD", when="shared", again=""),
     vector("D", "mlp/b_out_D", when="shared bias", backward="never"))
 LOG_SUMS = Kept("BHW", bytes=4, when="blocks")  # of what each query's scores add up to
+EXCHANGED = (  # what heads find, and log-sums, before other devices get their tokens of it
+    Kept("BWHK", when="exchanged"), Kept("BHW", bytes=4, when="exchanged"))
 READ = (  # by the products of a layer, queries, keys and values, and what heads find
     Kept("BTD", when="latent"), Kept("BWD", when="-latent"), Kept("BWD"),
     Kept("BWR", 2, when="latent"), Kept("BWHK", 3, when="latent"),
@@ -148,7 +151,7 @@ DECODER = Table(
            vector("D", "attention/b_out_D", when="bias"), *MLP, *EXPERTS),
     kept={
         "all": (Kept("BTD"),),
-        "attention": (Kept("BTD"), Kept("BWHK"), LOG_SUMS),
+        "attention": (Kept("BTD"), Kept("BWHK"), LOG_SUMS, *EXCHANGED),
         "products": (
             Kept("BTD"), Kept("BWD"), Kept("BTR", 2, when="latent"),
             Kept("BWHK", 3, when="latent"), Kept("BWHP", when="turned"), Kept("BTP", when="turned"),
@@ -156,10 +159,10 @@ DECODER = Table(
             Kept("BWF"), Kept("BWF", when="gated"), LOG_SUMS),
         "none": (
             Kept("BTD", 6, bytes=4), Kept("BT", 4, bytes=4),  # two norms
-            *READ, *SCORES, LOG_SUMS,
+            *READ, *SCORES, LOG_SUMS, *EXCHANGED,
             Kept("BTD", 2, bytes=1, when="dropout"), Kept("BWF", 6, when="dense"), *SLOTS_KEPT)},
-    working=(*READ, *SCORES, Kept("BTD", 2, bytes=1, when="dropout"),
-             Kept("BWF", 4, when="dense"), *SLOTS_KEPT),
+    working={"layer": (*READ, Kept("BTD", 2, bytes=1, when="dropout")), "attention": SCORES,
+             "MLP": (Kept("BWF", 3, when="dense"), Kept("BWF", when="dense gated"), *SLOTS_KEPT)},
     stacked=True)
 ALL_PARTS = (  # of a model and its step, in this order
     "embedding", "layers", "layers without positions", "layers with experts", "stages", "head",
