@@ -29,7 +29,8 @@ meshbook.costs.parts.push((data, known) => {
   // Bytes of Kept rows on one device, of a microbatch. name: a policy, "inputs", or "working MLP".
   const bytesOf = (step, name, flags, size, scores = false) => {
     const {plan, layout: lies} = step, B = floor(step.rows, plan.microbatches);
-    return step.once(`${name} ${B} ${size.tiles}: ${flags.key} ${scores}`, () => {
+    const key = `${name} ${B} ${size.tiles} ${isExchanged(plan)}: ${flags.key} ${scores}`;
+    return step.once(key, () => {
       const also = new Set([...flags, ...(scores ? ["scores"] : []),
                             ...(plan.model > 1 ? ["model"] : []),
                             ...(isExchanged(plan) ? ["exchanged"] : [])]);
@@ -90,8 +91,8 @@ meshbook.costs.parts.push((data, known) => {
           + layers * numberOf(row, flags) * step.numbersOf("BT" + row.made);
       }));
   };
-  // Bytes of the layer whose backward pass runs: all that it makes, if it is made again. Its MLP goes
-  // back first, then its attention.
+  // Bytes of the layer whose backward pass runs: all that it makes, if it is made again. Its MLP
+  // goes back first, then its attention.
   const layerOf = (step, size) => {
     const {table, sizes, remat, kinds} = step;
     const fill = (name, own) => bytesOf(step, name, own.flags, size);
@@ -108,8 +109,8 @@ meshbook.costs.parts.push((data, known) => {
       .map(({used, inLayers}) => floor(used, inLayers ? least : 1))) : 0;
     return working + 2 * size.number * hidden * (period - 1) + 4 * whole;
   };
-  // Bytes of attention in blocks where it goes back: blocks of scores, gradients in float32, and the
-  // keys and values of other devices.
+  // Bytes of attention in blocks where it goes back: blocks of scores, gradients in float32, and
+  // the keys and values of other devices.
   const ofBlocks = (step, flags, size) => {
     if (!flags.has("blocks") || flags.has("fused")) return 0;
     const {sizes, plan: {context: ways, method}} = step;
