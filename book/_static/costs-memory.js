@@ -56,7 +56,7 @@ meshbook.costs.parts.push((data, known) => {
   const usedBy = all => sum(all.map(({used}) => used));
   const gatheredBy = all => usedBy(all.filter(({used, stored}) => used !== stored));
   // Bytes of weights for products: all, or of one turn of the loop where they are made again. Those
-  // that are not gathered are copied where products have narrower numbers.
+  // that are not gathered are copied where products have narrower numbers; a TPU gathers bfloat16.
   const gatheredOf = (step, size) => {
     const {placed: all, table, layout: {rules}} = step;
     if (!table.stacked) return size.number * gatheredBy(all);
@@ -64,9 +64,10 @@ meshbook.costs.parts.push((data, known) => {
     const split = all.filter(({used, stored}) => used !== stored);
     const made = size.number < 4 ? all : split;
     const inside = usedBy(made.filter(({inLayers}) => inLayers));
-    const less = split.length && again && !loops(step.plan)
+    const byLayer = isByHand(step) ? step.plan.stage === 1 : !loops(step.plan);
+    const less = split.length && again && byLayer
       ? floor(inside, Math.min(...layersOf(step))) - inside : 0;
-    return size.number * (usedBy(made) + less);
+    return (size.tiles ? 2 : size.number) * (usedBy(made) + less);
   };
   // Bytes that wait for the backward pass, of all microbatches that a schedule has begun.
   const activationsOf = (step, size) => {

@@ -144,7 +144,8 @@ def _gradients(step):
 def _gathered(step, size, layers):
     """Bytes of weights for products: all, or of one turn of the loop where they are made again.
 
-    Weights that are not gathered are copied where products have narrower numbers.
+    Weights that are not gathered are copied where products have narrower numbers. A TPU multiplies
+    bfloat16 unless it is told otherwise, and gathers it.
     """
     plan, rules = step.plan, step.layout.rules
     split = [each for each in step.placed if each.used != each.stored]
@@ -153,10 +154,11 @@ def _gathered(step, size, layers):
     made = step.placed if size.number < 4 else split
     again = step.remat != "none" if rules.gradients is None else rules.regather
     used = sum(each.used for each in made)
-    if split and again and not loops(plan):
+    by_layer = plan.stage == 1 if rules.gradients is not None else not loops(plan)
+    if split and again and by_layer:
         inside = sum(each.used for each in made if each.in_layers)
         used += inside // min(layers.values()) - inside
-    return size.number * used
+    return (2 if size.tiles else size.number) * used
 
 
 def _activations(step, size, layers, fill):
