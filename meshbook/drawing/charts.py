@@ -40,7 +40,8 @@ def draw_groups(groups: Mapping[str, Mapping[str, Real | None]], unit: str, alt:
         x = left + scale * limit[1]
         body.append(svg.line(x, top - 2, x, y - 8, 1.2, stroke_dasharray="4 3"))
         body.append(svg.text(x, top - 5, limit[0], 11))
-    return svg.picture("".join(body), left + BARS + RIGHT, y - 6, alt, shown=640)
+    reach = max(_value_beside(value, unit, scale, limit)[1] for value in known)
+    return svg.picture("".join(body), left + max(BARS + RIGHT, reach), y - 6, alt, shown=640)
 
 
 def _bar(left, y, value, unit, scale, limit, colour, label):
@@ -53,10 +54,17 @@ def _bar(left, y, value, unit, scale, limit, colour, label):
     if value > line:
         parts.append(svg.rectangle(left + scale * line, y + 1.5, scale * (value - line), 12,
                                    stroke=colour, stroke_width=1.5, stroke_dasharray="3 2"))
-    words, x = f"{svg.readable(value)} {unit}", left + scale * value + 5
-    if x < left + scale * line + 4 < x + svg.text_width(words):
-        x = left + scale * line + 5  # not across the line
-    return [*parts, svg.text(x, y + 12, words, 11, "start")]
+    words, end = _value_beside(value, unit, scale, limit)
+    return [*parts, svg.text(left + end - svg.text_width(words), y + 12, words, 11, "start")]
+
+
+def _value_beside(value, unit, scale, limit):
+    """(a bar's value in words, where they end from the start of the bars), not across the line."""
+    words, line = f"{svg.readable(value)} {unit}", scale * limit[1] if limit else math.inf
+    x, wide = scale * value + 5, svg.text_width(words)
+    if x < line + 4 < x + wide:
+        x = line + 5
+    return words, x + wide
 
 
 WIDTH, HEIGHT, LEFT = 420.0, 130.0, 58.0

@@ -151,13 +151,15 @@ def bars(values: Mapping[str, Real | dict[str, Real]], unit: str, alt: str | Non
     parts = list(dict.fromkeys(part for row in rows.values() for part in row))
     colours = {part: svg.SERIES[i % len(svg.SERIES)] for i, part in enumerate(parts)}
     longest = max(sum(row.values()) for row in rows.values()) or 1
-    width = 360.0
+    totals = {label: f"{svg.readable(sum(row.values()))} {unit}".strip()
+              for label, row in rows.items()}
+    width = max(360.0, *(svg.text_width(label, 12) + 12 + svg.text_width(total, 12)
+                         for label, total in totals.items()))
     body, top = svg.key(colours, width) if parts != [""] else ([], 4.0)
     for i, (label, row) in enumerate(rows.items()):
         y, x = top + 40.0 * i, 0.0
-        total = f"{svg.readable(sum(row.values()))} {unit}".strip()
         body.append(svg.text(0, y + 12, label, 12, "start"))
-        body.append(svg.text(width, y + 12, total, 12, "end"))
+        body.append(svg.text(width, y + 12, totals[label], 12, "end"))
         for part, value in row.items():
             wide = width * value / longest
             body.append(svg.rectangle(x, y + 18, wide, 12, fill=colours[part], rx=1))

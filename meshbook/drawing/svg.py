@@ -5,6 +5,7 @@ light page, on a dark page and in Colab. Fills come from one palette, the same i
 """
 
 import html
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,7 +40,12 @@ def ink(fill: str):
 
 
 def number(value: Real):
-    """A coordinate with at most two decimals, the same text on every machine."""
+    """A coordinate with at most two decimals, the same text on every machine.
+
+    Raises ValueError for one that is not finite: a browser draws nothing there, and says nothing.
+    """
+    if not math.isfinite(value):
+        raise ValueError(f"expected a finite coordinate of a picture; found {value}")
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 

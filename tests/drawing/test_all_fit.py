@@ -6,12 +6,14 @@ from boxes import drawings
 
 from meshbook.costs.devices import DEVICES
 from meshbook.drawing.catches import draw_catches
+from meshbook.drawing.charts import draw_groups
 from meshbook.drawing.checkpoints import (
     draw_checkpoint, draw_differences, draw_flip, draw_saving)
 from meshbook.drawing.collective_steps import COSTS, draw_collective
 from meshbook.drawing.context import draw_meetings
 from meshbook.drawing.decoder import draw_decoder, draw_pre_norm
 from meshbook.drawing.fault_grids import draw_fault_grid
+from meshbook.drawing.figures import bars
 from meshbook.drawing.measures import draw_measures
 from meshbook.drawing.overlap import draw_overlap
 from meshbook.drawing.profiles import draw_gantt, draw_shares
@@ -29,6 +31,14 @@ DECODER = {"embedding": 1_000, "attention": 2_000, "norm": 30, "MLP": 4_000, "he
 PRE_NORM = {"token table": 900, "norm": 10, "attention": 400, "norm 2": 10, "MLP": 800,
             "last norm": 11, "head": 0}
 PICTURES = {
+    "groups, a long unit": lambda: draw_groups(
+        {"all": {"float32": 1, "bfloat16": 0.5}, "none": {"float32": 43.2, "bfloat16": 26.7}},
+        "4·B·T·D bytes", "Bytes."),
+    "groups, a long unit before a limit": lambda: draw_groups(
+        {"all": {"one": 39.0, "two": 43.2}}, "4·B·T·D bytes", "Bytes.", ("a device has", 40.0)),
+    "bars, a long unit": lambda: bars(
+        {"one byte, layers recomputed": 2.1, "one word": 4.19}, "MB of random bits per step",
+        "Bits."),
     "catches": lambda: draw_catches(
         {"an extra psum": ("activations that are summed already are averaged once more",
                            ("same", "drawn")), "right": ("nothing", ())},
