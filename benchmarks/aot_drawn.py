@@ -41,13 +41,17 @@ TPUS = "v4:2x2x2", "v5e-8", "v5p", "v6e-8"  # of eight chips each
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One program: sizes of a decoder and a plan as JSON has them, a TPU, rows of text, the seed."""
+    """One program: sizes of a decoder and a plan as JSON has them, a TPU, rows of text, the seed.
+
+    formula: bytes at the peak of each device by the formula of the day when it was drawn.
+    """
 
     tpu: str
     config: dict
     plan: dict
     rows: int
     seed: int
+    formula: int
 
     @property
     def name(self):
@@ -77,8 +81,9 @@ def _cell(chance, seed, tpu):
         plan = chance.choice(list(plans_on(mesh, 8)))
         if impossible(config, plan, rows):
             continue
-        if GIB < step_peak(describe(config, plan, rows)) <= most:
-            return Cell(tpu, json_of(config), dataclasses.asdict(plan), rows, seed)
+        peak = step_peak(describe(config, plan, rows))
+        if GIB < peak <= most:
+            return Cell(tpu, json_of(config), dataclasses.asdict(plan), rows, seed, peak)
 
 
 def _decoder(chance):
