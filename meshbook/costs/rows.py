@@ -98,8 +98,9 @@ class Table:
     dims: {letter: fields of the config and numbers, multiplied; "a|b" is a, or b where a is 0}; of
     tokens T, those of a query W, and of keys U, "1" where a model has none.
     inputs: what a step is given; kept: what a layer keeps for the backward pass, by policy of
-    rematerialisation; working: what is there at once where a layer goes back, all along ("layer"), and
-    besides in its "attention" and in its "MLP", one after the other. logits: bytes of one of them where their loss is computed, 0 for those of the dtype.
+    rematerialisation; working: what is there at once where a layer goes back, all along ("layer"),
+    and besides in its "attention" and in its "MLP", one after the other. logits: bytes of one of
+    them where their loss is computed, 0 for those of the dtype.
     stacked: whether the layers of a kind are one array, and a loop; else each is on its own, and
     the compiler sums all gradients at once.
     """

@@ -6,9 +6,9 @@ embed, F hidden, H heads, K head size, G groups of heads, R latent, P rotary par
 tokens that exist, X numbers of a patch, N patches, C classes (of an image, or of a router), E
 experts, A experts of a token, Z slots of an expert for a row, M hidden units of the expert that all
 tokens share, S arrays that are one, L layers that are. Flags are those of `flags_of` and
-`kinds_of`; "blocks" and "fused" say how attention is done, "model" that an axis splits heads, "exchanged" that devices have heads of all
-tokens while they attend. The
-site's pages read the same tables.
+`kinds_of`; "blocks" and "fused" say how attention is done, "model" that an axis splits heads,
+"exchanged" that devices have heads of all tokens while they attend. The site's pages read the same
+tables.
 """
 from __future__ import annotations
 
