@@ -8,8 +8,13 @@ meshbook.costs.parts.push((data, known) => {
   const {BLOCK, CHUNK} = data.constants;
   const {NONE, numberOf, chosen, checkSlots, turns, isByHand} = known;
 
-  // How arrays are stored: in tiles, as on a TPU, or as they are; bytes of the narrow numbers.
-  const sizeOf = (step, tiles) => ({tiles, number: step.table.stacked ? step.config.number : 2});
+  // How arrays are stored: in tiles, as on a TPU, or as they are; bytes of the narrow numbers, and
+  // of those that a layer keeps for products, which take bfloat16 on a TPU.
+  const sizeOf = (step, tiles) => {
+    const number = step.table.stacked ? step.config.number : 2;
+    const isNarrow = tiles && step.remat === "none" && step.plan.stage === 1;
+    return {tiles, number, read: isNarrow ? 2 : number};
+  };
   // Numbers that an array takes: in tiles (B, T, width) has tokens or rows above width, and an
   // array of heads has its tokens last.
   const numbersIn = ({tiles}, letters, sizes) => {
@@ -29,15 +34,17 @@ meshbook.costs.parts.push((data, known) => {
   // Bytes of Kept rows on one device, of a microbatch. name: a policy, "inputs", or "working MLP".
   const bytesOf = (step, name, flags, size, scores = false) => {
     const {plan, layout: lies} = step, B = floor(step.rows, plan.microbatches);
-    const key = `${name} ${B} ${size.tiles} ${isExchanged(plan)}: ${flags.key} ${scores}`;
+    const how = `${size.tiles} ${size.read} ${isExchanged(plan)}`;
+    const key = `${name} ${B} ${how}: ${flags.key} ${scores}`;
     return step.once(key, () => {
       const also = new Set([...flags, ...(scores ? ["scores"] : []),
                             ...(plan.model > 1 ? ["model"] : []),
                             ...(isExchanged(plan) ? ["exchanged"] : [])]);
       const known = {...step.sizes, B};
-      return sum(chosen(listOf(step, name), also).map(({letters, count, bytes}) => {
+      return sum(chosen(listOf(step, name), also).map(({letters, count, bytes, read}) => {
         const sizes = lies.ways(letters).map((ways, at) => Math.ceil(known[letters[at]] / ways));
-        return count * (bytes || size.number) * numbersIn(size, letters, sizes);
+        const width = bytes || (read ? size.read : size.number);
+        return count * width * numbersIn(size, letters, sizes);
       }));
     });
   };

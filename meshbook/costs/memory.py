@@ -18,10 +18,13 @@ from meshbook.parallel.context import BLOCK
 
 
 class Size(NamedTuple):
-    """How arrays are stored: in tiles, as on a TPU, or as they are; bytes of the narrow numbers."""
+    """How arrays are stored: in tiles, as on a TPU, or as they are; bytes of the narrow numbers,
+    and of those that a layer keeps for products.
+    """
 
     tiles: bool
     number: int
+    read: int
 
     def numbers(self, letters: str, sizes: list):
         """Numbers that an array takes: in tiles (B, T, width) has tokens or rows above width, and
@@ -43,9 +46,14 @@ class Size(NamedTuple):
 
 
 def size_of(step: Step, tiles: bool):
-    """The Size of a step's arrays: products of the ViT and of MiniGPT are rounded on a TPU."""
+    """The Size of a step's arrays: products of the ViT and of MiniGPT are rounded on a TPU.
+
+    A TPU's products take bfloat16 unless they are told otherwise. A loop over layers that keeps
+    everything keeps what they read so, one that makes it again makes it in its dtype.
+    """
     number = np.dtype(step.config.dtype).itemsize if step.table.stacked else 2
-    return Size(tiles, number)
+    narrow = tiles and step.remat == "none" and step.plan.stage == 1
+    return Size(tiles, number, 2 if narrow else number)
 
 
 @functools.lru_cache(8192)
@@ -55,7 +63,8 @@ def _bytes(rows, flags, config, layout, batch, size):
     for each in chosen(rows, flags):
         sizes = [-(-known[letter] // layout.devices(layout.over(each.letters, letter)))
                  for letter in each.letters]
-        total += each.count * (each.bytes or size.number) * size.numbers(each.letters, sizes)
+        width = each.bytes or (size.read if each.read else size.number)
+        total += each.count * width * size.numbers(each.letters, sizes)
     return total
 
 
@@ -144,8 +153,8 @@ def _gradients(step):
 def _gathered(step, size, layers):
     """Bytes of weights for products: all, or of one turn of the loop where they are made again.
 
-    Weights that are not gathered are copied where products have narrower numbers. A TPU multiplies
-    bfloat16 unless it is told otherwise, and gathers it.
+    Weights that are not gathered are copied where products have narrower numbers. A TPU gathers
+    what its products read.
     """
     plan, rules = step.plan, step.layout.rules
     split = [each for each in step.placed if each.used != each.stored]

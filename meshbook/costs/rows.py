@@ -83,12 +83,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Kept:
-    """An array that a layer keeps for the backward pass; bytes: of a number, 0 for its dtype's."""
+    """An array that a layer keeps for the backward pass.
+
+    bytes: of a number, 0 for its dtype's; read: whether products read it, which take bfloat16 on a
+    TPU unless they are told otherwise.
+    """
 
     letters: str
     count: int = 1
     bytes: int = 0
     when: str = ""
+    read: bool = False
 
 
 @dataclass(frozen=True)

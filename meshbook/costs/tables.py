@@ -12,6 +12,7 @@ tables.
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Set
 from typing import Any
 
@@ -112,16 +113,18 @@ EXPERTS = (
 LOG_SUMS = Kept("BHW", bytes=4, when="blocks")  # of what each query's scores add up to
 EXCHANGED = (  # what heads find, and log-sums, before other devices get their tokens of it
     Kept("BWHK", when="exchanged"), Kept("BHW", bytes=4, when="exchanged"))
+read = functools.partial(Kept, read=True)
 READ = (  # by the products of a layer, queries, keys and values, and what heads find
-    Kept("BTD", when="latent"), Kept("BWD", when="-latent"), Kept("BWD"),
-    Kept("BWR", 2, when="latent"), Kept("BWHK", 3, when="latent"),
-    Kept("BWHP", when="turned"), Kept("BWP", when="turned"),
-    Kept("BTR", 2, when="turned"), Kept("BWR", 2, when="turned model"),
-    Kept("BWHK", when="-latent"), Kept("BWGK", 2, when="-latent"),
-    Kept("BWHK"), Kept("BWHK", when="latent bias -scores"))
-SCORES = (Kept("BHWU", bytes=4, when="scores"), Kept("BHWU", when="scores"),
+    read("BTD", when="latent"), read("BWD", when="-latent"), read("BWD"),
+    read("BWR", 2, when="latent"), read("BWHK", 3, when="latent"),
+    read("BWHP", when="turned"), read("BWP", when="turned"),
+    read("BTR", 2, when="turned"), read("BWR", 2, when="turned model"),
+    read("BWHK", when="-latent"), read("BWGK", 2, when="-latent"),
+    read("BWHK"), read("BWHK", when="latent bias -scores"))
+SCORES = (Kept("BHWU", bytes=4, when="scores"), read("BHWU", when="scores"),
           Kept("BHW", 2, bytes=4, when="scores"))
-SLOTS_KEPT = (Kept("BEZD", 2, when="experts"), Kept("BEZF", when="experts"),
+SLOTS_KEPT = (Kept("BEZD", when="experts"), read("BEZD", when="experts"),
+              Kept("BEZF", when="experts"),
               Kept("BEZF", when="experts gated"), Kept("BWM", 6, when="shared"))
 HEADS = (
     Row("D>HK", "attention/w_query_DHK", when="-latent", reads="attention"),
@@ -160,7 +163,8 @@ DECODER = Table(
         "none": (
             Kept("BTD", 6, bytes=4), Kept("BT", 4, bytes=4),  # two norms
             *READ, *SCORES, LOG_SUMS, *EXCHANGED,
-            Kept("BTD", 2, bytes=1, when="dropout"), Kept("BWF", 6, when="dense"), *SLOTS_KEPT)},
+            Kept("BTD", 2, bytes=1, when="dropout"), Kept("BWF", 5, when="dense"),
+            read("BWF", when="dense"), *SLOTS_KEPT)},
     working={"layer": (*READ, Kept("BTD", 2, bytes=1, when="dropout")), "attention": SCORES,
              "MLP": (Kept("BWF", 3, when="dense"), Kept("BWF", when="dense gated"), *SLOTS_KEPT)},
     stacked=True)

@@ -126,7 +126,7 @@ def test_arguments_are_those_of_the_program_and_so_are_temporaries_where_layers_
     assert 4 * (numbers_held(state.opt_state) - 1) == held.moments  # Adam counts its steps
     share = temporaries_of(step) / found.temp_size_in_bytes
     keeps_all = not plan.remat and plan.context * plan.expert == 1
-    assert (0.95 if keeps_all else 0.4) < share < 1.15
+    assert (0.9 if keeps_all else 0.35) < share < 1.15
     arguments = held.parameters + held.moments + held.inputs
     assert found.argument_size_in_bytes == pytest.approx(arguments, abs=64)  # counters, and a key
     proofs.assert_communicates(program, mesh, step_traffic(step))

@@ -24,8 +24,8 @@ APART = {  # more than a tenth off, and why
     "3x1536x4096": "groups of heads: scores are there once more in bfloat16",
     "v5e-8 batch 2, context 2, model 2: fully_sharded_kept, ring, 2 microbatches, remat products, "
     "8 rows of 8x1536x512": "not explained",
-    "v5p batch 4, expert 2: tensor_parallel, 4 microbatches, remat none, 256 rows of 3x1792x2048":
-        "not explained: experts in float32 that keep everything",
+    "v4:2x2x2 batch 4, model 2: fully_sharded_kept, 4 microbatches, remat all, 128 rows of "
+    "5x2560x2048": "slots of experts and scores at once, and a device's own part in bfloat16",
     "v5p batch 8: zero1, 4 microbatches, remat attention, 256 rows of 2x1280x2048":
         "not explained: experts with a part of the sums of gradients",
     "v2-8 none 1024": SHORT, "v5e-8 none 4096": SHORT, "v6e-8 none 4096": SHORT,
@@ -44,8 +44,8 @@ def test_nine_of_ten_programs_above_one_gib_are_within_a_tenth():
     errors = {name: step and step_peak(step, chunk=chunk) / held - 1
               for name, step, chunk, held in LARGE}
     apart = {name for name, error in errors.items() if error is None or abs(error) > 0.1}
-    assert apart <= APART.keys(), {name: errors[name] for name in apart - APART.keys()}
-    assert len(errors) >= 145 and len(apart) <= 0.1 * len(errors)
+    assert apart == APART.keys(), {name: errors.get(name) for name in apart ^ APART.keys()}
+    assert len(errors) >= 190 and len(apart) <= 0.1 * len(errors)
     known = [error for error in errors.values() if error is not None]
     assert sorted(map(abs, known))[len(known) // 2] < 0.05  # half of them within a twentieth
 
@@ -142,6 +142,21 @@ def test_weights_are_copied_for_narrower_products_alone():
         assert step_memory(narrow).gathered == 2 * narrow.numbers["used"]
         assert step_memory(wide).gathered == 2 * split and (split > 0) == of_wide  # on a TPU
         assert step_memory(wide, tiles=False).gathered == 4 * split
+
+
+def test_what_products_read_is_kept_as_a_tpu_multiplies_it_where_a_scan_keeps_everything():
+    T, D, F, B, L = 128, 128, 256, 4, 3  # whole tiles
+    config = DecoderConfig(512, tokens=T, embed=D, hidden=F, heads=1, groups=1, layers=L)
+    kept = lambda dtype, tiles=True, **plan: step_memory(describe(
+        replace(config, dtype=dtype), Plan(rules="data_parallel", **plan), B), tiles).activations
+    more = lambda **how: kept(jnp.float32, **how) - kept(jnp.bfloat16, **how)
+    units = 5 * B * T * F  # around the activation of an MLP; products read a sixth array of them
+    read = B * T * (2 * D + 4 * D + T + F)  # and before four products, queries, keys, values and
+    # what heads find, and probabilities
+    assert more(remat="none") == 2 * L * units
+    assert more(remat="none", tiles=False) == 2 * L * (units + read)
+    assert more(remat="none", stage=3) == 2 * 3 * (units + read)  # a layer, in each of three turns
+    assert more(remat="all") == 2 * L * B * T * D
 
 
 def test_ulysses_keeps_what_heads_find_before_and_after_its_exchange():

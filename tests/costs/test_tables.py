@@ -31,8 +31,8 @@ CONFIGS = {
     "decoder": DENSE, "groups": replace(DENSE, groups=2, bias=True), "latent": LATENT,
     "experts": replace(DENSE, experts=ExpertSizes(4, 2, shared=16, capacity=1.5)),
     "latent experts": replace(LATENT, experts=ExpertSizes(4, 3, capacity=2.0, biased=True))}
-FLAGS = {"positions", "gated", "bias", "latent", "turned", "dropout", "scores", "blocks", "fused", "dense",
-         "experts", "shared", "biased", "model"}
+FLAGS = {"positions", "gated", "bias", "latent", "turned", "dropout", "scores", "blocks", "fused",
+         "dense", "experts", "shared", "biased", "model", "exchanged"}
 
 
 def numbers_of(config, plan):
@@ -77,7 +77,7 @@ def test_a_table_names_dimensions_and_flags_that_exist(config):
     for row in rows:
         assert set(row.shape + row.tokens + row.useful) - {"T"} <= known | {"T"}, row
         assert not row.is_product or row.summed and row.made, row
-    kept = [*table.inputs, *table.working, *itertools.chain(*table.kept.values())]
+    kept = [*table.inputs, *itertools.chain(*table.working.values(), *table.kept.values())]
     assert all(set(each.letters) <= known for each in kept)
     words = {word.lstrip("-") for row in [*rows, *kept] for word in row.when.split()}
     assert words <= FLAGS
@@ -121,7 +121,8 @@ def test_layers_of_every_kind_are_there_also_where_only_positions_set_them_apart
     each.__name__ for each in tables.TABLES])
 def test_what_is_kept_are_whole_arrays_of_letters_that_the_model_has(table):
     known = {*table.dims, "B"}
-    for each in (*table.inputs, *table.working, *itertools.chain(*table.kept.values())):
+    kept = itertools.chain(table.inputs, *table.working.values(), *table.kept.values())
+    for each in kept:
         assert each.bytes in (0, 1, 2, 4) and each.count >= 1 and set(each.letters) <= known, each
     for row in (*table.first, *table.layer, *table.last):
         assert set(row.letters) - {">"} <= known and set(row.tokens + row.useful) <= known, row
