@@ -135,18 +135,20 @@ def imports(text):
 @functools.cache
 def tests_of(file, function=""):
     """Files of tests that import a module: first those that name a function, or what calls it in
-    its module, and of these those of the module's folder and name.
+    its module, and of these those of the module's folder and name. Behind them all others of the
+    folder, which may reach it through other modules.
     """
     folder, _, name = file.partition("/")
     own, callers = [function.rpartition(".")[2]], callers_of(file, function.partition(".")[0])
     found = []
     for path, text in code_of_tests().items():
-        if uses(text, file):
-            _, of, stem = path.split("/")
+        _, of, stem = path.split("/")
+        used = uses(text, file)
+        if used or of == folder:
             named = [any(re.search(rf"\b{each}\b", text) for each in names if each)
                      for names in (own, callers)]
-            found.append(((*(not each for each in named), of != folder, name not in stem,
-                           len(imports(text))), path))
+            found.append(((not used, *(not each for each in named), of != folder,
+                           name not in stem, len(imports(text))), path))
     return [path for _, path in sorted(found)]
 
 
