@@ -145,7 +145,8 @@ def test_evaluation_is_deterministic_and_skips_padding():
 def test_a_step_of_evaluation_gives_sums_and_how_much_they_are_of():
     state, rows = make_state(), batch(0) | {"weight": np.float32([2] + [1] * 4 + [0] * (B - 5))}
     mean = evaluate(state, [rows])
-    loss, right, count = map(float, evaluation_step(state, state.program.place(rows)))
+    with jax.set_mesh(state.program.mesh):
+        loss, right, count = map(float, evaluation_step(state, state.program.place(rows)))
     assert count == 6 and (loss, right) == pytest.approx((6 * mean["loss"], 6 * mean["accuracy"]))
 
 
