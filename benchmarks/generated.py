@@ -4,9 +4,9 @@
     python -m benchmarks.generated 2/7         every seventh of them, from the second one on
     python -m benchmarks.generated survivors   those of the record that nothing caught, once more
 
-Each is planted in a copy of the book. Then two files of tests of its module run, and the page that
-teaches it, at the size "test", and more of its module's tests where nothing has noticed: it is
-caught where one of them fails. What was found is kept in _build/mutants, as `benchmarks.mutants`
+Each is planted in a copy of the book. Then files of tests of its module run one after the other,
+until one fails: two, and after the page that teaches it, at the size "test", more. The page runs
+also where tests have noticed. A fault is caught where something fails. What was found is kept in _build/mutants, as `benchmarks.mutants`
 keeps it, so that a run that was stopped goes on. A run of all faults writes the record
 results/generated.json, first when something is known of each, and goes on from the record of its
 commit, too, such as in a clone of that commit; survivors are examined again at a later commit, and
@@ -135,18 +135,20 @@ def imports(text):
 @functools.cache
 def tests_of(file, function=""):
     """Files of tests that import a module: first those that name a function, or what calls it in
-    its module, and of these those of the module's folder and name.
+    its module, and of these those of the module's folder and name. Behind them all others of the
+    folder, which may reach it through other modules.
     """
     folder, _, name = file.partition("/")
     own, callers = [function.rpartition(".")[2]], callers_of(file, function.partition(".")[0])
     found = []
     for path, text in code_of_tests().items():
-        if uses(text, file):
-            _, of, stem = path.split("/")
+        _, of, stem = path.split("/")
+        used = uses(text, file)
+        if used or of == folder:
             named = [any(re.search(rf"\b{each}\b", text) for each in names if each)
                      for names in (own, callers)]
-            found.append(((*(not each for each in named), of != folder, name not in stem,
-                           len(imports(text))), path))
+            found.append(((not used, *(not each for each in named), of != folder,
+                           name not in stem, len(imports(text))), path))
     return [path for _, path in sorted(found)]
 
 
@@ -223,8 +225,8 @@ def endings(chosen, most, known=None, keep=lambda ended: None):
     """One {place: how it ended} for each fault.
 
     First only what nothing has caught yet goes on to its next place, so that survivors are known
-    early; then what is left of the first tests and of the pages runs. A run that takes more than
-    five times what it takes without a fault, and two minutes, is ended. known: {name: what is known
+    early; then the pages of all others run. A run that takes more than five times what it takes
+    without a fault, and two minutes, is ended. known: {name: what is known
     of how it ended}; keep(endings) is called from time to time once something is known of all.
     """
     places, known = [places_of(each, most) for each in chosen], known or {}
@@ -242,7 +244,7 @@ def endings(chosen, most, known=None, keep=lambda ended: None):
         for everything, rank in itertools.product((False, True), range(max(map(len, places)))):
             jobs = [(n, each[rank]) for n, each in enumerate(places) if rank < len(each)]
             jobs = [(n, place) for n, place in jobs if place not in ended[n]
-                    and (rank <= FIRST if everything
+                    and (not mutants.of_tests(place) if everything
                          else not any(map(is_caught, ended[n].values())))]
             seconds |= mutants.sound(sorted({place for _, place in jobs} - seconds.keys()))
             for done, _ in enumerate(pool.map(run, jobs)):

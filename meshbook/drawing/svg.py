@@ -87,7 +87,13 @@ def size_text(count: Real):
 
 def rectangle(x: Real, y: Real, width: Real, height: Real, fill: str = "none",
               stroke: str = "none", body: str = "", **attributes: str | Real):
-    """One rectangle; `body` may hold its `title`, which a pointer shows."""
+    """One rectangle; `body` may hold its `title`, which a pointer shows.
+
+    Raises ValueError for a negative width or height: a browser draws nothing there.
+    """
+    if min(width, height) < 0:
+        raise ValueError(f"expected a rectangle of a width and a height from 0; found {width} and "
+                         f"{height}")
     box = {"x": x, "y": y, "width": width, "height": height, "fill": fill, "stroke": stroke}
     return element("rect", body, **box, **attributes)
 

@@ -200,7 +200,7 @@ def whole_backward(specs: tuple, _: None, gradient: Float[Array, "..."]):
     def local(g):
         for dim, axes in cuts.items():
             g = jax.lax.psum_scatter(g, axes, scatter_dimension=dim, tiled=True)
-        return jax.lax.psum(g, rest) if rest else g
+        return jax.lax.psum(g, rest)
 
     waits = P(*used.partitions, unreduced=used.reduced)
     return shard_map_over_the_rest(local, waits, stored)(gradient.astype(dtype)), None
@@ -215,7 +215,7 @@ def summed(x: Any, axes: tuple[str, ...], waits: Iterable[str] = ()):
     An axis of waits splits what was added up; where it is among axes, too, its sum is left out.
     """
     now = tuple(axis for axis in axes if axis not in waits)
-    x = jax.lax.psum(x, now) if now else x
+    x = jax.lax.psum(x, now)
     return jax.lax.pcast(x, tuple(waits), to="unreduced") if waits else x
 
 

@@ -112,6 +112,12 @@ def test_pixels_equal_torchvision(torchvision, inputs, box, flip):
     assert np.abs(np.rint(ours) - np.asarray(picture, np.float32)).max() <= 1
 
 
+def test_pixels_that_were_packed_come_back_as_float32():
+    image_HWC = np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)
+    back_HWC = augmentation.unpack(augmentation.pack(jnp.asarray(image_HWC)))
+    assert back_HWC.dtype == jnp.float32 and np.array_equal(back_HWC, image_HWC)
+
+
 def test_without_a_key_nothing_is_random(inputs):
     ours = np.asarray(jax.jit(PREPARE)(inputs))
     mean, std = np.float32(PREPARE.mean), np.float32(PREPARE.std)

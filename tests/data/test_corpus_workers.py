@@ -67,7 +67,7 @@ def dies_at_three(item):
 
 
 def test_what_arrived_before_a_worker_died_is_kept_and_counted():
-    found = Processes(1).run(dies_at_three, range(5))
+    found = Processes(1).run(dies_at_three, iter(range(5)))
     assert [next(found) for _ in range(3)] == [0, 10, 20]
     with pytest.raises(RuntimeError, match="a worker ended .* 3 of 5 results had arrived"):
         next(found)

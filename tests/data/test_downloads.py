@@ -4,6 +4,7 @@ import hashlib
 import http.server
 import io
 import os
+import sys
 import tarfile
 import threading
 
@@ -255,3 +256,19 @@ def test_a_single_file_without_room_keeps_nothing(server, tmp_path):
         fetch_file(server, tmp_path / "stories.txt", "good", needed=10**18)
     assert failure.value.errno == errno.ENOSPC
     assert os.listdir(tmp_path) == []
+
+
+def test_a_command_takes_one_folder_and_says_what_went_wrong_in_a_sentence(monkeypatch):
+    def main(folder):
+        asked.append(folder)
+        raise OSError(28, f"no room in {folder}")
+
+    asked = []
+    monkeypatch.setattr(sys, "argv", ["images.py", "DATA"])
+    with pytest.raises(SystemExit, match="no room in DATA"):
+        downloads.command(main, "python images.py DIR")
+    for more in ([], ["DATA", "AGAIN"]):
+        monkeypatch.setattr(sys, "argv", ["images.py", *more])
+        with pytest.raises(SystemExit, match="usage: python images.py DIR"):
+            downloads.command(main, "python images.py DIR")
+    assert asked == ["DATA"]

@@ -1,10 +1,12 @@
 """Images: what is loaded, in which order it comes, and that a damaged folder is refused."""
 import hashlib
+import multiprocessing
 import os
 import pathlib
 import subprocess
 import sys
 import textwrap
+import threading
 import types
 
 import grain
@@ -160,6 +162,18 @@ def test_global_batches_do_not_depend_on_the_number_of_workers(numbered, workers
     for one, other in zip(plain, helped, strict=True):
         assert np.array_equal(one["inputs"], other["inputs"])
         assert np.array_equal(one["labels"], other["labels"])
+
+
+def test_batches_are_made_where_they_are_asked_for_or_in_so_many_workers(numbered):
+    """In other processes with workers; without them, in this thread and no other."""
+    threads, before = threading.active_count(), set(multiprocessing.active_children())
+    plain = images.batches(numbered, 20, 7)
+    next(plain)
+    assert threading.active_count() == threads
+    assert set(multiprocessing.active_children()) == before
+    helped = images.batches(numbered, 20, 7, workers=2)
+    next(helped)
+    assert len(set(multiprocessing.active_children()) - before) == 2
 
 
 def test_resume_in_the_middle_of_an_epoch(numbered):

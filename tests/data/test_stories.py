@@ -151,6 +151,17 @@ def test_beside_read_only_text_the_users_cache_is_used(folder):
     assert len(list((folder / "cache").rglob("*.tokens"))) == 2
 
 
+def test_the_folder_is_that_of_the_argument_or_of_the_environment_or_none(monkeypatch):
+    monkeypatch.setattr(stories, "load_tinystories", lambda folder: f"texts of {folder}")
+    monkeypatch.setattr(stories, "load_grammar", lambda: "the grammar")
+    monkeypatch.setenv("MESHBOOK_DATA", "there")
+    assert (stories.load(), stories.load("here")) == ("texts of there", "texts of here")
+    monkeypatch.setenv("MESHBOOK_DATA", "")
+    assert (stories.load(), stories.load("here")) == ("the grammar", "texts of here")
+    monkeypatch.delenv("MESHBOOK_DATA")
+    assert stories.load() == "the grammar"
+
+
 def test_too_few_files_are_a_clear_error(folder):
     with pytest.raises(FileNotFoundError, match=r"found 0 \*\.txt; `make data` downloads them"):
         stories.load(folder)

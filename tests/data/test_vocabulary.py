@@ -166,6 +166,9 @@ def test_identity_tells_vocabularies_apart():
 def test_too_small_a_vocabulary_is_refused():
     with pytest.raises(ValueError, match="257 tokens or more, found 256"):
         vocabulary.learn(TEXTS, 256)
+    smallest = vocabulary.learn(TEXTS, 257)  # bytes, and what stands between documents
+    assert smallest.n_vocab == 257 and smallest.eot_token == 256
+    assert smallest.encode("abc") == [97, 98, 99]
 
 
 def test_missing_files_of_gpt2_are_named(tmp_path):
@@ -204,6 +207,9 @@ def test_a_vocabulary_comes_back_from_its_facts():
 
 
 def test_the_files_of_gpt2_lie_where_tiktoken_keeps_them(tmp_path):
-    path = vocabulary.gpt2_path(tmp_path, "encoder.json")
-    assert path.parent == tmp_path / "tiktoken-cache" and len(path.name) == 40
-    assert path.name != vocabulary.gpt2_path(tmp_path, "vocab.bpe").name
+    """Under the SHA-1 of the address at which they were published."""
+    names = {"vocab.bpe": "6d1cbeee0f20b3d9449abfede4726ed8212e3aee",
+             "encoder.json": "6c7ea1a7e38e3a7f062df639a5b80947f075ffe6"}
+    for file, name in names.items():
+        path = vocabulary.gpt2_path(tmp_path, file)
+        assert path == tmp_path / "tiktoken-cache" / name

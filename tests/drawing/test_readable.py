@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from meshbook.drawing import charts, figures
+from meshbook.drawing import charts, figures, svg
 from meshbook.drawing.svg import readable
 
 
@@ -17,3 +17,12 @@ def test_what_is_not_finite_is_not_drawn(value):
         figures.bars({"right": 1.0, "wrong": value}, "ms", "Two bars.")
     with pytest.raises(ValueError, match="finite"):
         charts.draw_groups({"a": {"right": 1.0, "wrong": value}}, "ms", "Two bars.")
+
+
+def test_a_rectangle_of_a_negative_size_is_not_drawn():
+    assert svg.rectangle(0, 0, 0, 0).startswith("<rect")
+    for size in (-1, 2), (2, -0.01):
+        with pytest.raises(ValueError, match="expected a rectangle of a width and a height from 0"):
+            svg.rectangle(0, 0, *size)
+    with pytest.raises(ValueError, match="from 0"):
+        figures.bars({"a": {"part": 3.0, "rest": -1.0}}, "ms", "")

@@ -64,3 +64,4 @@ def test_pairs_in_order_are_those_of_one_tpu_by_one_column():
     assert between(1.1, 1.5, "corrected ms", "published ms") == (0, 1)
     assert between(1.5, 9, "published ms", "corrected ms") == (2, 2)
     assert between(1.0, 1.1, "published ms", "corrected ms") == (0, 0)
+    assert pairs_in_order(iter(rows), "published ms", "corrected ms", 1.5, 9) == (2, 2)

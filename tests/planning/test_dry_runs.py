@@ -1,6 +1,7 @@
 """What is said of a run on TPUs before it begins, and, where libtpu is, its step compiled."""
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import optax
 import pytest
@@ -9,9 +10,10 @@ from flax import nnx
 from meshbook.models.decoder import Decoder, DecoderConfig
 from meshbook.models.pipelined import pipelined
 from meshbook.parallel.pipeline import one_f_one_b
-from meshbook.planning import topologies
+from meshbook.planning import dry_runs, topologies
 from meshbook.planning.dry_runs import compile_run, said_of
-from meshbook.sharding import Sharding
+from meshbook.sharding import Sharding, make_mesh
+from meshbook.training import train_step
 
 RECORD = topologies.recorded()
 compiler = pytest.mark.skipif(not topologies.installed(), reason="libtpu is not installed")
@@ -66,3 +68,20 @@ def test_a_run_in_stages_is_compiled_before_it_begins():
     assert parameters == 256 * 128 + 2 * (4 * 128**2 + 3 * 128 * 256 + 2 * 128) + 128
     assert made.traffic.along("stage").count  # activations and gradients go on to neighbours
     assert "along stage" in said_of(made, parameters, 10, (8, 128), 1e9)
+
+
+def test_a_run_is_its_state_and_its_batch_over_the_axes_of_rows(monkeypatch):
+    """Everything but the compiler, on eight simulated devices."""
+    config = DecoderConfig(vocabulary=250, tokens=24, embed=16, hidden=32, heads=4, layers=2)
+    monkeypatch.setattr(dry_runs, "tpu_mesh", lambda name, shape, names: make_mesh(shape, names))
+    monkeypatch.setattr(dry_runs, "compile_for", lambda name, step, *given: (name, step, given))
+    rules = Sharding.fully_sharded()
+    (name, step, (state, batch, key)), numbers = compile_run(
+        "v5e-8", {"batch": 4, "model": 2}, {"inputs": ((16, 24), jnp.int32),
+                                            "labels": ((16, 24), jnp.int32)},
+        make_model=lambda: Decoder(config, rules, rngs=nnx.Rngs(0)), optimizer=optax.sgd(0.1))
+    assert name == "v5e-8" and step is train_step
+    for ids in batch.values():
+        assert ids.sharding.shard_shape(ids.shape) == (4, 24) and ids.dtype == jnp.int32
+    # the table of tokens, padded to whole tiles; four matrices of D × D, three of D × F; scales
+    assert numbers == 256 * 16 + 2 * (4 * 16**2 + 3 * 16 * 32 + 2 * 16) + 16

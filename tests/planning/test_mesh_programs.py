@@ -16,7 +16,7 @@ from meshbook.costs.traffic import step_traffic
 from meshbook.costs.work import step_work
 from meshbook.models.decoder import DecoderConfig
 from meshbook.models.expert_layers import JAXFORMER, ExpertSizes
-from meshbook.planning import records, topologies
+from meshbook.planning import mesh_programs, records, topologies
 from meshbook.planning.clocks import clocked
 from meshbook.planning.mesh_programs import (
     draw_compared, draw_ranked, on_torus, rank_correlation, short, table_of_ranked,
@@ -94,12 +94,25 @@ def test_tables_and_bars_have_every_plan():
         assert short(plan) in said and plan.where in ranking
         assert (f"{row.ms:.0f}" if row.fits else "refused") in said
     assert max(map(len, said.splitlines())) <= 78
-    picture = draw_ranked(found[:2], lambda plan: 0.25)
-    assert short(found[0].plan) in picture._repr_html_()
+    for each, line in zip(found, ranking.splitlines()[1:], strict=True):
+        assert (each.plan.schedule in line) == (each.plan.stage > 1)
     first, made = found[0], RECORD[found[0].plan]
     picture = draw_compared(found[:1], record)._repr_html_()
     for name, step in (("formula", 1e3 * first.step), ("clock", made["ms"])):
         assert f"{short(first.plan)}, {name}, {step:.0f} ms" in picture
+
+
+def test_a_bubble_is_a_share_of_all_turns_and_takes_it_from_everything_that_a_stage_does(
+        monkeypatch):
+    monkeypatch.setattr(mesh_programs, "draw_ms", lambda shown, what: shown)
+    found = [of_plan(plan) for plan in list(RECORD)[:3]]
+    shown = draw_ranked(found, lambda plan: 0.25)
+    for each, parts in zip(found, shown.values(), strict=True):
+        busy = {name: 0.75e3 * each.seconds[name] for name in ("products", "memory", "random")}
+        expected = {"products": busy["products"], "memory": busy["memory"],
+                    "random numbers": busy["random"], "bubble": sum(busy.values()) / 3,
+                    "wire": 1e3 * each.wire}
+        assert parts == pytest.approx(expected)
 
 
 def test_a_mesh_lies_on_the_torus_as_jax_lays_it():

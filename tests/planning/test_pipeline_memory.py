@@ -7,6 +7,7 @@ from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from tiny_pipeline import mlp, program_of
 
@@ -35,6 +36,13 @@ def temporaries(schedule, *sizes, **more):
 def stage(b, d, f, layers, each=mlp):
     weights = {"in": jnp.zeros((layers, d, f)), "out": jnp.zeros((layers, f, d))}
     return stage_bytes(each, weights, jnp.zeros((b, d)))
+
+
+def test_a_stage_may_have_one_layer_and_a_layer_one_array():
+    weights = {"in": np.zeros((1, 16, 32), np.float32), "out": np.zeros((1, 32, 16), np.float32)}
+    assert stage_bytes(mlp, weights, jnp.zeros((32, 16))) == stage(32, 16, 32, 1)
+    one = stage_bytes(lambda w, x: x @ w, np.zeros((3, 16, 16), np.float32), jnp.zeros((32, 16)))
+    assert (one.activation, one.weights) == (4 * 32 * 16, 4 * 3 * 16 * 16)
 
 
 @pytest.mark.parametrize("p, m, b, d, f, layers", SHAPES)

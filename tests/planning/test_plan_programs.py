@@ -7,9 +7,11 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from meshbook.costs.plans import Plan
+from meshbook.models.balanced_loss import balanced_loss
 from meshbook.models.decoder import DecoderConfig
 from meshbook.models.expert_layers import ExpertSizes
-from meshbook.planning.plan_programs import plan_program, taken_by
+from meshbook.models.losses import language_loss
+from meshbook.planning.plan_programs import plan_loss, plan_program, taken_by
 from meshbook.sharding import make_mesh
 
 EXPERTS = DecoderConfig(70_000, tokens=16, embed=16, hidden=32, heads=4, layers=2,
@@ -48,3 +50,11 @@ def test_a_schedule_with_conditionals_says_which_branches_run(schedule):
     assert taken_by(Plan(2, stage=1, schedule=schedule)) is None
     assert taken_by(Plan(stage=2, microbatches=4, schedule="gpipe")) is None
     assert taken_by(Plan(stage=2, microbatches=4, schedule=schedule)) is not None
+
+
+def test_a_loss_is_cut_in_microbatches_only_where_there_are_several():
+    dense = replace(EXPERTS, experts=None)
+    assert plan_loss(dense, Plan(8)) is language_loss
+    assert plan_loss(EXPERTS, Plan(2, expert=4)) is balanced_loss
+    for config, plan in (dense, Plan(8, microbatches=2)), (EXPERTS, Plan(8, microbatches=3)):
+        assert plan_loss(config, plan) not in (language_loss, balanced_loss)

@@ -3,6 +3,7 @@ import dataclasses
 import json
 import math
 
+import jax.numpy as jnp
 import pytest
 
 from benchmarks import aot, aot_context, aot_decoder, aot_experts, aot_pipeline, bench_experts
@@ -46,6 +47,20 @@ def test_a_step_is_none_of_what_is_no_whole_step_or_has_no_table():
     assert all(words[row.record] in row.Index for row in none.itertuples())
     assert {word for name in none.index[none.record == "tpu"] for word in ("loss=", "dtype=")
             if word in name} == {"loss=", "dtype="}
+
+
+@pytest.mark.parametrize("name", ("meshes", "pipeline", "experts", "context"))
+def test_what_was_compiled_in_bfloat16_is_described_so(name):
+    steps = records.frame(f"tpu-{name}").step.dropna()
+    assert len(steps) and {step.config.dtype for step in steps} == {jnp.bfloat16}
+
+
+def test_a_context_goes_the_way_of_its_cell_and_one_device_has_blocks_or_scores():
+    for row in CONTEXT.itertuples():
+        plan, way, several = row.step.plan, row.cell["way"], row.cell["devices"] > 1
+        assert plan.context == row.cell["devices"]
+        assert plan.method == (way if several else Plan().method)
+        assert plan.attention == ("blocks" if way == "blocks" and not several else "")
 
 
 def test_dense_layers_multiply_as_much_as_the_active_experts():

@@ -10,6 +10,7 @@ from soak import make_state
 
 from meshbook import proofs
 from meshbook.hosts.replicas import Different, check_batch, check_replicas, hash_of
+from meshbook.proofs.shards import wide
 from meshbook.proofs.verdicts import named_leaves
 from meshbook.saving.contents import arrays
 from meshbook.sharding import make_mesh
@@ -112,3 +113,11 @@ def test_two_leaves_of_one_name_are_refused_and_none_is_left_out():
                   lambda: proofs.assert_replicas_equal(tree), lambda: proofs.sharding_table(tree)):
         with pytest.raises(ValueError, match="two leaves that are a/b"):
             found()
+
+
+def test_numbers_are_compared_in_64_bits():
+    """Of a float32, of an integer that a float32 cannot hold, and of a complex number."""
+    for value in (jnp.float32(1 / 3), jnp.int32(2**24 + 1), jnp.complex64(1 / 3 + 2j / 3)):
+        found = wide(value)
+        assert found.dtype == (np.complex128 if jnp.iscomplexobj(value) else np.float64)
+        assert found == np.asarray(value).item()

@@ -8,7 +8,7 @@ from tiny_mlp import (
     B, BATCHES, D, GRADIENTS, SPECS, STEP, loss, mesh_of, plain, put, split, weights)
 
 from meshbook import proofs
-from meshbook.proofs import ProofFailed
+from meshbook.proofs import ProofFailed, same_training
 from meshbook.proofs.rounding import nudged
 
 
@@ -60,6 +60,21 @@ def scaled_loss(factor):
 def test_what_differs_is_named(changes, message):
     with pytest.raises(ProofFailed, match=message):
         proofs.assert_same_training(plain(**changes), plain(), BATCHES[:3])
+
+
+def test_the_same_program_agrees_with_itself_to_the_last_bit():
+    verdict = proofs.assert_same_training(plain(), plain(), BATCHES[:2], rtol=0, tolerance=0)
+    assert verdict.loss_difference == verdict.gradient_difference == 0
+
+
+def test_gradients_that_are_zero_in_both_runs_are_nothing_to_compare():
+    """A norm of zero is refused, and one of exactly one is not."""
+    scaled = lambda factor: plain(params=None, gradients=lambda s, x: {
+        "w": jnp.zeros(4).at[2].set(factor)})
+    with pytest.raises(ProofFailed, match="expected a norm above zero, found 0 in both runs"):
+        proofs.assert_same_training(scaled(0.0), scaled(0.0), BATCHES[:1])
+    for factor in 1.0, 1e-30:
+        assert proofs.assert_same_training(scaled(factor), scaled(factor), BATCHES[:1])
 
 
 def test_parameters_are_compared_after_the_last_step():
@@ -181,6 +196,19 @@ def test_a_program_in_bfloat16_is_compared_to_a_tolerance_of_its_own():
     assert "gradients" in repr(verdict) and "(1e-02)" in repr(verdict)
     with pytest.raises(ProofFailed, match=r"gradient, leaf w_(in|out): .*\(allowed 1e-02\)"):
         proofs.assert_same_training(in_bfloat16(8, 1.05), in_bfloat16(1), BATCHES[:3], **wide)
+
+
+def test_nudges_are_a_tenth_of_a_tolerance_that_is_not_that_of_float32(monkeypatch):
+    steps, measured = [], same_training.rounding_of
+
+    def rounding_of(found, state, base, step):
+        steps.append(step)
+        return measured(found, state, base, step)
+
+    monkeypatch.setattr(same_training, "rounding_of", rounding_of)
+    for tolerance in 1e-5, 2e-2:
+        proofs.assert_same_training(routed(1e-8), routed(1e-8), BATCHES[:1], tolerance=tolerance)
+    assert {0.0, 2e-3} == set(steps)
 
 
 def test_nudges_change_the_last_digit_and_nothing_else(mesh):

@@ -60,6 +60,7 @@ def test_specs_alone_do_not_hide_two_orders_of_devices(mesh):
 
 @pytest.mark.parametrize("expected,message", [
     ({"w_in": P()}, "leaf w_out: no expected sharding; `expected` names w_in"),
+    ({f"w{n}": P() for n in range(9)}, "`expected` names w0, w1, w2, w3, w4, w5$"),  # six of them
     (SPECS | {"bias": P()}, "names bias, which the tree does not have; it has w_in, w_out"),
     (SPECS | {"w_in": P("modle")}, "expected axes among batch, model, found modle in"),
     (SPECS | {"w_in": P(None, None, "model")}, r"does not fit shape \(32, 64\).*length 3 for 2"),

@@ -23,7 +23,7 @@ from meshbook.training import (
     abstract_state, create_state, evaluate, fit, initialiser, laid_out, loss_and_metrics, recipe,
     take_apart,
 )
-from meshbook.training.loop import mean_metrics
+from meshbook.training.loop import evaluation_step, mean_metrics
 
 SPLIT = ("tensor_parallel", "fully_sharded")
 
@@ -140,6 +140,14 @@ def test_evaluation_is_deterministic_and_skips_padding():
               "weight": np.float32([1] * B + [0] * 8)}
     assert evaluate(state, [rows]) == alone
     assert evaluate(state, [padded]) == pytest.approx(alone, rel=1e-5)
+
+
+def test_a_step_of_evaluation_gives_sums_and_how_much_they_are_of():
+    state, rows = make_state(), batch(0) | {"weight": np.float32([2] + [1] * 4 + [0] * (B - 5))}
+    mean = evaluate(state, [rows])
+    with jax.set_mesh(state.program.mesh):
+        loss, right, count = map(float, evaluation_step(state, state.program.place(rows)))
+    assert count == 6 and (loss, right) == pytest.approx((6 * mean["loss"], 6 * mean["accuracy"]))
 
 
 def test_evaluation_does_not_run_far_ahead_of_simulated_devices():

@@ -53,6 +53,13 @@ CHIPS = {  # TFLOP/s, GiB, GB/s to memory, GB/s over all links in one direction;
     "TPU v6e": (918, 32, 1638, 400), "TPU7x": (2307, 192, 7380, 600),
     "A100": (312, 80, 2039, 300), "H100": (989, 80, 3350, 450), "H200": (989, 141, 4800, 450),
     "B200": (2250, 180, 8000, 900)}
+NETWORK = {  # Gbit/s of a chip to other slices or nodes, where a source says
+    "TPU v5e": 6400 / 256, "TPU v5p": 50, "TPU v6e": 25_600 / 256, "A100": 200, "H100": 400,
+    "H200": 400, "B200": 400}
+CLOSED = {"TPU v4": 4, "TPU v5p": 4, "TPU v5e": 16, "TPU v6e": 16}  # sizes whose ends are linked
+CLOCK = {"TPU v2": 700, "TPU v3": 940, "TPU v4": 1050, "TPU v5e": 1500, "TPU v5p": 1750,
+         "TPU v6e": 1750, "TPU7x": 2200}  # MHz
+SUMMING = {"H100", "H200", "B200"}  # their switches
 
 
 @pytest.mark.parametrize("name", CHIPS)
@@ -60,6 +67,11 @@ def test_the_figures_are_those_of_the_data_sheets(name):
     device, cores = DEVICES[name], 2 if name in ("TPU v2", "TPU v3", "TPU7x") else 1
     assert (device.flops * cores / 1e12, device.memory * cores / GIB,
             device.bandwidth * cores / 1e9, device.interconnect / 1e9) == CHIPS[name]
+    assert device.network == NETWORK.get(name, 0) / 8 * 1e9
+    assert (device.ring, device.clock) == (CLOSED.get(name, 0), CLOCK.get(name, 0) * 1e6)
+    is_gpu = not name.startswith("TPU")
+    assert (device.switch, device.node) == (is_gpu, 8 if is_gpu else 0)
+    assert device.adds == (name in SUMMING) and device.hop == (0 if is_gpu else 1e-6)
 
 
 def test_every_device_is_known_and_says_where_its_figures_stand():
