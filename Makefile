@@ -12,7 +12,7 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 export UV_PYTHON_DOWNLOADS := never
 
 .PHONY: help environment aot-environment start book test serve sync data bench aot aot-all \
-	test-aot ray tensorboard screenshots soak mutants generated-faults right-variants properties stranger trust links lock clean
+	test-aot ray tensorboard screenshots pictures soak mutants generated-faults right-variants properties stranger trust links lock clean
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /make \1: /p' Makefile
 
@@ -66,6 +66,9 @@ tensorboard: $(VENV)/installed-$(VERSION)  ## chapter 9's runs in TensorBoard, f
 
 screenshots: $(VENV)/installed-$(VERSION)  ## take the book's pictures of TensorBoard again
 	@$(BIN)/python book/_ext/screenshots.py
+
+pictures: $(VENV)/installed-$(VERSION)  ## take what the tests draw now for what somebody has looked at
+	@MESHBOOK_PICTURES=1 $(BIN)/python -m pytest -q tests/drawing
 
 soak: $(VENV)/installed-$(VERSION)  ## kill training runs 50 times, of one process and of four; compare every loss
 	@$(BIN)/python tests/support/soak.py 50

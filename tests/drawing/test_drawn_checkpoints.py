@@ -54,6 +54,12 @@ def test_hashes_that_cannot_be_compared_are_refused():
         checkpoints.draw_flip(10, 10, {"before": "0123"})
 
 
+def test_a_difference_has_few_characters():
+    written = {0: "0", 8e-8: "8e-08", 4.9e-5: "5e-05", 5e-5: "0.01%", 3e-4: "0.03%",
+               2e-3: "0.20%", 2.1e-3: "0.2%", 0.013: "1.3%"}
+    assert {value: checkpoints.difference(value) for value in written} == written
+
+
 def test_differences_are_written_and_only_a_zero_is_empty():
     drawn = checkpoints.draw_differences({"same": [0, 0], "moved": [0, 8e-8], "lost": [3e-4, 0.03]}, 5)
     cells = [node for node in ElementTree.fromstring(drawn.html).iter() if node.get("fill-opacity")]

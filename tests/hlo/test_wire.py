@@ -169,6 +169,9 @@ def test_groups_that_no_axes_make_have_the_wire_bytes_of_their_size():
                         mesh_4_2())
     assert pairs == {("all-reduce", ("?",)): (1, 128)}
     assert pairs.wire("?") == pairs.wire_total == 128 and "?" in repr(pairs)
+    said = "?: no set of mesh axes makes the groups"
+    assert said in repr(pairs).splitlines()[-1] and said in pairs._repr_markdown_().splitlines()[-1]
+    assert "?:" not in collectives(text("negate(%p)"), mesh_4_2())._repr_markdown_()
     uneven = collectives(text(f"all-reduce(%p), {groups}{{{{0,1,2}},{{3,4,5,6,7}}}}"), mesh_4_2())
     assert repr(uneven).splitlines()[1].split() == ["all-reduce", "?", "1", "128", "?"]
     for ask in (lambda: uneven.wire("?"), lambda: uneven.wire_total, lambda: uneven.seconds(V5E)):

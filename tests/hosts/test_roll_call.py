@@ -40,6 +40,18 @@ def test_one_process_meets_nobody():
     assert together((0, 0), count=1) == [["met"]]
 
 
+def test_nothing_is_said_before_some_time_of_quiet_and_then_once_in_each(monkeypatch):
+    now, said = [100.0], []
+    monkeypatch.setattr(roll_call.time, "monotonic", lambda: now[0])
+    waiting = roll_call.Waiting(120.0, 5.0, said.append)
+    for now[0] in (100.0, 104.9, 105.1, 106.0, 110.0, 110.2, 120.0):
+        waiting.check(f"waits, {now[0]:g}")
+    assert said == ["waits, 105.1", "waits, 110.2", "waits, 120"]
+    now[0] = 120.1
+    with pytest.raises(roll_call.NotTogether, match="for nobody"):
+        waiting.check("for nobody")
+
+
 def test_who_waits_says_for_whom_and_gives_up_with_the_same_words():
     first, second = together((0, 0), (2, 0), count=4, patience=1.2, quiet=0.5)
     assert first[0] == "process 0 at HERE waits for processes 1, 2 and 3 of 4" or \

@@ -229,3 +229,17 @@ def test_biases_start_at_0_scales_at_1_and_no_two_weights_alike():
                     ("w_out_DF", EVEN)):
         with pytest.raises(AssertionError, match=f"{name}: expected (0|1|elements of its own)"):
             reference.assert_initial(right | {name: x}, {"DF": 3, "F": 1})
+
+
+@pytest.mark.parametrize("chance, top_k, top_p, temperature, token", [
+    (0.0, None, None, 1, 0), (0.19, None, None, 1, 0), (0.21, None, None, 1, 1),
+    (0.69, None, None, 1, 1), (0.71, None, None, 1, 2), (1.0, None, None, 1, 2),
+    (0.0, 3, None, 1, 1), (0.49, 3, None, 1, 1), (0.51, 3, None, 1, 2), (0.81, 3, None, 1, 0),
+    (0.61, 2, None, 1, 1), (0.63, 2, None, 1, 2), (1.0, 2, None, 1, 2), (1.0, 1, None, 1, 1),
+    (0.99, None, 0.4, 1, 1), (0.61, None, 0.6, 1, 1), (0.63, None, 0.6, 1, 2),
+    (0.99, None, 0.79, 1, 2), (0.99, None, 0.81, 1, 2), (0.05, None, 0.81, 1, 0),
+    (0.9, None, None, 0, 1), (0.1, None, None, 0.5, 0), (0.11, None, None, 0.5, 1)])
+def test_a_token_is_drawn_from_its_share(chance, top_k, top_p, temperature, token):
+    """Of probabilities 0.2, 0.5 and 0.3, worked out by hand."""
+    logits_V = np.log([0.2, 0.5, 0.3]) + 7
+    assert reference.sampled(logits_V, chance, temperature, top_k, top_p) == token

@@ -6,7 +6,6 @@ import math
 import os
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -225,27 +224,6 @@ def test_a_mesh_of_more_or_other_devices_is_refused():
         x = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(mesh, P("batch")))
         with pytest.raises(ValueError, match="expected arguments on one mesh of v2-8"):
             compile_for("v2-8", product, x)
-
-
-def test_a_mesh_has_the_axes_batch_and_model_and_the_first_devices(monkeypatch):
-    monkeypatch.setattr(topologies, "topology", lambda name: jax.devices())
-    mesh = tpu_mesh("v5e-8", (2, 2))
-    assert dict(mesh.shape) == {"batch": 2, "model": 2}
-    assert set(mesh.devices.flat) == set(jax.devices()[:4])
-    assert mesh.axis_types == (jax.sharding.AxisType.Explicit,) * 2
-
-
-def test_a_program_that_is_refused_says_what_it_needs_and_how_long_that_took():
-    class Lowered:
-        def compile(self):
-            time.sleep(0.2)
-            raise jax.errors.JaxRuntimeError(
-                "RESOURCE_EXHAUSTED: Ran out of memory. Used 3.50G of 2.00G hbm.")
-
-    made = topologies._compile(Lowered(), "v5e-8", None, {"libtpu": "0"}, None, None)
-    assert (made.fits, made.peak, made.available) == (False, 3.5 * 2**30, 2 * 2**30)
-    assert 0.2 <= made.seconds < 60 and made.mesh == {} and made.versions == {"libtpu": "0"}
-    assert made.flops is None and made.traffic is None
 
 
 @compiler

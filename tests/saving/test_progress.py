@@ -58,6 +58,9 @@ def test_a_checkpoint_from_which_the_next_life_begins_was_saved_by_the_one_befor
     (tmp_path / "progress").write_text(
         "begin -1 1.0\nsaved 3 2.0\nstep 7 3.0\nbegin 6 4.0\nbegin 6 5.0\nbegin 3 6.0\n")
     assert [each.saved for each in read_progress(tmp_path)] == [[(3, 2.0), (6, 3.0)], [], [], []]
+    (tmp_path / "progress").write_text(
+        "begin -1 1.0\nstep 7 3.0\nbegin 7 4.0\nstep 9 5.0\nstep 10 6.0\nbegin 9 8.0\n")
+    assert [each.saved for each in read_progress(tmp_path)] == [[(7, 3.0)], [(9, 6.0)], []]
 
 
 @pytest.mark.parametrize("step", [-1, 0, 1, 7])

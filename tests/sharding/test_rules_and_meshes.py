@@ -11,6 +11,7 @@ from meshbook.hlo.collectives import collectives
 from meshbook.sharding import (
     Sharding, WithOwn, check_split, extra_axes, make_mesh, opened, place, reduced, row_groups
 )
+from meshbook.sharding.meshes import axis_sizes
 
 PRESETS = ("none", "data_parallel", "tensor_parallel", "fully_sharded")
 
@@ -23,7 +24,19 @@ def test_a_mesh_is_explicit_unless_it_is_told_otherwise():
 
 
 def test_a_small_mesh_takes_the_first_devices():
-    assert [device.id for device in make_mesh((2, 1)).devices.flat] == [0, 1]
+    for shape in (1, 1), (2, 1), (1, 3):
+        found = [device.id for device in make_mesh(shape).devices.flat]
+        assert found == list(range(max(shape)))
+
+
+def test_a_mesh_is_written_as_axes_and_sizes_and_data_is_another_name_for_batch():
+    assert axis_sizes("data=4, model=2") == axis_sizes("batch=4,model=2") == {
+        "batch": 4, "model": 2}
+    assert list(axis_sizes("stage=2,batch=1")) == ["stage", "batch"]
+    assert axis_sizes("batch=12") == {"batch": 12} and axis_sizes("") == {}
+    for wrong in "batch=0", "batch=-1", "batch", "batch=2,data=4", "4", "batch=two", "a b=2":
+        with pytest.raises(ValueError, match=f"data=4,model=2; found '{wrong}'"):
+            axis_sizes(wrong)
 
 
 @pytest.mark.parametrize("shape", [(8, 2), (0, 2)])
