@@ -4,14 +4,15 @@
     python -m benchmarks.generated 2/7         every seventh of them, from the second one on
     python -m benchmarks.generated survivors   those of the record that nothing caught, once more
 
-Each is planted in a copy of the book. Then files of tests of its module run one after the other,
-until one fails: two, and after the page that teaches it, at the size "test", more. The page runs
-also where tests have noticed. A fault is caught where something fails. What was found is kept in _build/mutants, as `benchmarks.mutants`
-keeps it, so that a run that was stopped goes on. A run of all faults writes the record
-results/generated.json, first when something is known of each, and goes on from the record of its
-commit, too, such as in a clone of that commit; survivors are examined again at a later commit, and
-the record then has both verdicts. A survivor is called equivalent only in EQUIVALENT, with the
-reason. It fails where less than LEAST are caught, and where a survivor survives again.
+Each is planted in a copy of the book. Then files of tests that execute it run one after the other,
+those of its module first, until one fails: two, and after the page that teaches it, at the size
+"test", more. The page runs also where tests have noticed. A fault is caught where something fails.
+What was found is kept in _build/mutants, as `benchmarks.mutants` keeps it, so that a run that was
+stopped goes on. A run of all faults writes the record results/generated.json, first when something
+is known of each, and goes on from the record of its commit, too, such as in a clone of that commit;
+survivors are examined again at a later commit, and the record then has both verdicts. A survivor is
+called equivalent only in EQUIVALENT, with the reason. It fails where less than LEAST are caught,
+and where a survivor survives again.
 """
 
 import ast
@@ -27,7 +28,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 
-from benchmarks import mutants, syntax
+from benchmarks import marks, mutants, syntax
 from benchmarks.__main__ import ROOT, machine, provenance
 from benchmarks.mutants import definitions
 from benchmarks.slips import OPERATORS, Slip, edited, slips
@@ -134,21 +135,18 @@ def imports(text):
 
 @functools.cache
 def tests_of(file, function=""):
-    """Files of tests that import a module: first those that name a function, or what calls it in
-    its module, and of these those of the module's folder and name. Behind them all others of the
-    folder, which may reach it through other modules.
+    """All files of tests: first those that import a module, of these those that name a function,
+    or what calls it in its module, and of these those of the module's folder and name.
     """
     folder, _, name = file.partition("/")
     own, callers = [function.rpartition(".")[2]], callers_of(file, function.partition(".")[0])
     found = []
     for path, text in code_of_tests().items():
         _, of, stem = path.split("/")
-        used = uses(text, file)
-        if used or of == folder:
-            named = [any(re.search(rf"\b{each}\b", text) for each in names if each)
-                     for names in (own, callers)]
-            found.append(((not used, *(not each for each in named), of != folder,
-                           name not in stem, len(imports(text))), path))
+        named = [any(re.search(rf"\b{each}\b", text) for each in names if each)
+                 for names in (own, callers)]
+        found.append(((not uses(text, file), *(not each for each in named), of != folder,
+                       name not in stem, len(imports(text))), path))
     return [path for _, path in sorted(found)]
 
 
@@ -212,12 +210,13 @@ def code_of_pages():
             for path in sorted(ROOT.glob("book/*.md"))}
 
 
-def places_of(generated, most):
-    """What runs for a fault: the tests of its module, so many files at most, and its page.
+def places_of(generated, most, executing):
+    """What runs for a fault: files of tests that execute it, so many at most, and its page.
 
-    The page comes behind the first FIRST files.
+    executing: as of `marks.executing`. The page comes behind the first FIRST files.
     """
-    tests = tests_of(generated.file, generated.slip.function)[:most]
+    tests = [path for path in tests_of(generated.file, generated.slip.function)
+             if generated.name in executing[path]][:most]
     return [*tests[:FIRST], *filter(None, [page_of(generated)]), *tests[FIRST:]]
 
 
@@ -229,7 +228,8 @@ def endings(chosen, most, known=None, keep=lambda ended: None):
     without a fault, and two minutes, is ended. known: {name: what is known
     of how it ended}; keep(endings) is called from time to time once something is known of all.
     """
-    places, known = [places_of(each, most) for each in chosen], known or {}
+    executing, known = marks.executing(chosen, code_of_tests()), known or {}
+    places = [places_of(each, most, executing) for each in chosen]
     ended = [dict(known.get(each.name, {})) for each in chosen]
     seconds = {}  # of what has run without a fault
 
@@ -296,7 +296,7 @@ def score(rows):
 
 
 def examined_again(record, commit):
-    """The record with its survivors examined once more, by all files of tests and their pages.
+    """The record with its survivors examined once more, by all that executes them.
 
     A survivor keeps its row and gets "again", how it ended now; "gone" is one whose code is no
     longer there.

@@ -12,7 +12,8 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 from meshbook import proofs
 from meshbook.costs.plans import Plan, rules_of
 from meshbook.costs.step import describe
-from meshbook.costs.traffic import sent, step_traffic
+from meshbook.costs.traffic import added, sent, step_traffic
+from meshbook.costs.transfers import Sent
 from meshbook.costs.work import step_work
 from meshbook.hlo import flops
 from meshbook.models import MiniGPT, MiniGPTConfig
@@ -96,3 +97,13 @@ def test_everything_that_is_sent_adds_up_to_the_traffic():
     assert {each.what for each in events} >= {
         "output of token", "output of attention/w_out", "gradient of the input of the MLP",
         "keys and values", "gradients of weights", "loss and accuracy"}
+
+
+def test_what_is_sent_along_the_same_axes_is_one_line_in_whatever_order_they_are_named():
+    step = describe(DecoderConfig(500, tokens=32, embed=48, hidden=64, heads=4, layers=4),
+                    Plan(2, context=2, model=2), 8)
+    events = [Sent("layers", "backward", "gradients", "all-reduce", axes, 1, size)
+              for axes, size in ((("model", "batch"), 8), (("batch", "model"), 2), (("model",), 4),
+                                 ((), 3), (("context",), 0))]
+    assert added(step, events, lambda each: each.axes) == {
+        ("batch", "model"): (2, 10), ("model",): (1, 4)}
