@@ -15,8 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 from meshbook.hlo.module import parse
 from meshbook.hlo.collectives import collectives
-from meshbook.profiling import traces
-from meshbook.profiling import hlo_protos, xplane
+from meshbook.profiling import hlo_protos, traces, xplane
 from meshbook.profiling.traces import Record, Trace, read_trace, trace
 from meshbook.sharding import make_mesh
 
