@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 from meshbook.hlo.module import parse
 from meshbook.hlo.collectives import collectives
-from meshbook.profiling import hlo_protos, xplane
+from meshbook.profiling import hlo_protos, traces, xplane
 from meshbook.profiling.traces import Record, Trace, read_trace, trace
 from meshbook.sharding import make_mesh
 
@@ -270,3 +270,8 @@ def test_a_step_that_is_not_known_is_missing_in_the_table_and_others_are_whole_n
     records = Record(0, "a", "compute", 0.0, 1.0, None), Record(0, "b", "compute", 1.0, 2.0, 3)
     column = Trace(records).frame()["step"]
     assert str(column.dtype) == "Int64" and column.isna().tolist() == [True, False]
+
+
+def test_a_profile_has_no_calls_of_python_and_few_of_the_runtimes():
+    options = traces._options()
+    assert (options.python_tracer_level, options.host_tracer_level) == (0, 1)

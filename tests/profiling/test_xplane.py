@@ -187,3 +187,28 @@ def kind(opcode, inside=(), operation="x.1", kernel=""):
 }.items())
 def test_an_operations_kind(expected, cases):
     assert [kind(*case) for case in cases] == [expected] * len(cases)
+
+
+def test_what_only_contains_others_is_left_out_and_what_follows_is_not_inside():
+    """Of operations that nobody knows, as on a GPU: on the same line, and within the same time."""
+    event = lambda name, start, end, line="stream 1": xplane.Event(
+        0, "p", name, start, end, 1, line, "")
+    left = lambda *events: [each.operation for each in xplane.leaves(
+        xplane.Profile([*events], {}, [], {}))]
+    assert left(event("loop", 0, 10), event("a", 1, 4), event("b", 4, 10)) == ["a", "b"]
+    assert left(event("a", 0, 5), event("mark", 5, 5), event("b", 5, 9)) == ["a", "mark", "b"]
+    assert left(event("a", 0, 5), event("b", 3, 8)) == ["a", "b"]
+    assert left(event("a", 0, 5), event("b", 1, 4, "stream 2")) == ["a", "b"]
+
+
+def test_loops_contain_what_their_body_has_and_products_contain_nothing():
+    known = {("p", "while.1"): ("while", {"dot.2": "dot"}), ("p", "dot.2"): ("dot", {}),
+             ("p", "add.3"): ("add", {})}
+    event = lambda name, start, end: xplane.Event(0, "p", name, start, end, 1, "core", "")
+    left = lambda *events: [each.operation for each in xplane.leaves(
+        xplane.Profile([*events], {}, [], known))]
+    assert left(event("while.1", 0, 9), event("dot.2", 1, 5)) == ["dot.2"]
+    assert left(event("while.1", 0, 9), event("add.3", 1, 5)) == ["while.1", "add.3"]
+    assert left(event("dot.2", 0, 9), event("add.3", 1, 5)) == ["dot.2", "add.3"]
+    assert left(event("while.1", 0, 9), event("add.3", 1, 5), event("dot.2", 5, 9)) == [
+        "add.3", "dot.2"]
