@@ -39,8 +39,10 @@ from run_chapter import cells  # noqa: E402
 # Of a first draw, seed 44, 240 of 336 faults were caught when it was left, and 96 were not, each
 # tried on up to three places; most of their kinds got tests. Of a second, seed 46, 272 of 336 were
 # caught. Of the 64 others 7 change nothing that can be observed, 4 stood in code that did nothing,
-# the code of 2 is gone, and the kinds of the other 51 got tests. Then this one was drawn.
-SEED, COUNT = 47, 336
+# the code of 2 is gone, and the kinds of the other 51 got tests. Of a third, seed 47, 260 of 336
+# were caught by two files of tests and the page; it was left there, since a file of tests was asked
+# also where it never comes by the fault, and most kinds of the others got tests.
+SEED, COUNT = 48, 336
 FIRST, MOST, ALL = 2, 12, 1000  # files of tests: for each fault, for one that goes on, at all
 OFTEN = 20  # runs after which the record is written again
 LEAST = 0.9  # of the faults of a run have to be caught
