@@ -23,11 +23,15 @@ MADE, FOUND = [], {}
 @pytest.fixture(autouse=True, scope="session")
 def remembered():
     """Have a Picture remember that it was made."""
-    whole = svg.Picture.__init__
-    svg.Picture.__init__ = lambda self, *given, **named: (
-        whole(self, *given, **named), MADE.append(self))[0]
-    yield
-    svg.Picture.__init__ = whole
+    make = svg.Picture.__init__
+
+    def made(self, *given, **named):
+        make(self, *given, **named)
+        MADE.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(svg.Picture, "__init__", made)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -52,8 +56,8 @@ def looked_at(request, remembered):
                         f"pictures` takes it for known")
 
 
-def pytest_sessionfinish(session):
-    if WRITES:
+def pytest_sessionfinish(exitstatus):
+    if WRITES and exitstatus == 0:
         rows = {name: sorted({tuple(each) for each in of}) for name, of in sorted(FOUND.items())}
         text = ",\n".join(f' "{name}": [\n' + ",\n".join(
             f"  {json.dumps([each[0], each[1], round(each[2], 2)])}" for each in of) + "\n ]"

@@ -67,3 +67,16 @@ def executing(tmp_path_factory):
 def test_a_file_of_tests_is_asked_once_what_it_executes(executing):
     chosen, (first, again) = executing
     assert first == again == {each.name for each in chosen} and len(chosen) > 3
+
+
+@pytest.mark.parametrize("test", ["def test_it(:", "def test_it(): assert False",
+                                  "import meshbook.nothing\ndef test_it(): pass"])
+def test_a_file_that_fails_with_the_marks_may_notice_everything(executing, tmp_path, test,
+                                                                monkeypatch):
+    chosen, _ = executing
+    monkeypatch.setattr(mutants, "KEPT", tmp_path / "kept")
+    monkeypatch.setattr(mutants, "fingerprint", lambda folder, place: place)
+    (tmp_path / "test_it.py").write_text(test)
+    names = [each.name for each in chosen]
+    assert marks._look(tmp_path, tmp_path / "marks", set(), "test_it.py", names) == names
+    assert not (tmp_path / "kept").exists()
