@@ -70,7 +70,7 @@ def test_a_file_of_tests_is_asked_once_what_it_executes(executing):
 
 
 @pytest.mark.parametrize("test", ["def test_it(:", "def test_it(): assert False",
-                                  "import meshbook.nothing\ndef test_it(): pass"])
+                                  "import not_installed\ndef test_it(): pass"])
 def test_a_file_that_fails_with_the_marks_may_notice_everything(executing, tmp_path, test,
                                                                 monkeypatch):
     chosen, _ = executing
